@@ -1,0 +1,80 @@
+"""Speed and memory, side by side with peers: `python benchmarks/run.py [SUITE …] [--out FILE.json]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import posterior
+import torch
+from measure import Row
+from rich.console import Console
+from rich.table import Table
+
+SUITES: dict[str, Callable[[], Iterable[Row]]] = {"posterior": posterior.suite}
+
+
+def table(name: str, rows: list[Row]) -> Table:
+    grid = Table(title=name)
+    for column in ("what", "case"):
+        grid.add_column(column)
+    for column in ("value", "ratio", "wanted"):
+        grid.add_column(column, justify="right")
+    grid.add_column("note")
+    group = ""
+    for row in rows:
+        if row.group != group and group:
+            grid.add_section()
+        value = "–" if row.value is None else f"{row.value:,.2f} {row.unit}"
+        ratio = "" if row.ratio is None else f"{row.ratio:,.1f}×"
+        if row.wanted is not None and row.ratio is not None:
+            ratio = f"[{'green' if row.ratio >= row.wanted else 'red'}]{ratio}[/]"
+        wanted = "" if row.wanted is None else f"≥ {row.wanted:g}×"
+        grid.add_row("" if row.group == group else row.group, row.case, value, ratio, wanted, row.note)
+        group = row.group
+    return grid
+
+
+def machine() -> dict[str, str | int]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; all of them by default")
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    parser.add_argument("--threads", type=int, help="CPU threads; steady figures on a busy machine need 1")
+    options = parser.parse_args()
+    unknown = [name for name in options.suites if name not in SUITES]
+    if unknown:
+        parser.error(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    console, results = Console(), {}
+    for name in options.suites or SUITES:
+        rows: list[Row] = []
+        with console.status(name) as status:
+            for row in SUITES[name]():
+                rows.append(row)
+                status.update(f"{name}: {row.group}, {row.case}")
+        console.print(table(name, rows))
+        results[name] = [asdict(row) for row in rows]
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(
+            json.dumps({"machine": machine(), "suites": results}, indent=2, ensure_ascii=False) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

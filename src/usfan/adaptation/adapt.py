@@ -1,0 +1,302 @@
+"""Stage 2, the one loop: adapt the extractor to unlabelled images, the head stays frozen.
+
+    loss = s · [(1 − γ) L_ent^ug + γ L_div] + β · CE(pseudo-labels)         s = 2: SHOT-IM is the recipe's at γ = ½
+
+It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.adaptation.guard import Guard
+from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.methods import Method, find_method
+from usfan.adaptation.objectives import (
+    diversity,
+    global_mean,
+    sample_entropy,
+    smoothed_cross_entropy,
+    soft_cross_entropy,
+)
+from usfan.adaptation.weights import divide_by_mean, raw_weights
+from usfan.config import AdaptConfig, RuntimeConfig, make_config
+from usfan.data.cache import PixelStore
+from usfan.engine import (
+    Feeder,
+    Optimiser,
+    Stepper,
+    count_batches,
+    engine_store,
+    epoch_batches,
+    forward,
+    forward_store,
+    prepare,
+    set_mode,
+    worth_compiling,
+)
+from usfan.evaluation.validators import validate
+from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images
+from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.run import RunFolder
+from usfan.runtime import Runtime, seed_everything, start_runtime
+
+log = logging.getLogger(__name__)
+
+LOSSES = ("loss", "loss_entropy", "loss_diversity", "loss_pseudo")
+Progress = Callable[[int, int, dict[str, float]], None]
+
+
+def adapt(
+    source: SourceModel,
+    data: Any,
+    method: str = "u-sfan",
+    *,
+    runtime: RuntimeConfig | Runtime | None = None,
+    run: RunFolder | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> AdaptedModel:
+    """Adapt to images (an `ImageData`, a folder, an array…). `settings` are the fields of `usfan.config.AdaptConfig`."""
+    config = resolve_defaults(make_config(AdaptConfig, {"method": method, **settings}), source)
+    engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    images = data if isinstance(data, PixelStore) else as_images(data).without_labels()
+    store = engine_store(images, source.spec, engine)
+    return Adaptation(source, store, config, engine, run, progress).run()
+
+
+def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
+    """The settings that depend on the network or on each other."""
+    small = source.architecture.get("backbone") in SMALL_BACKBONES
+    changes: dict[str, Any] = {}
+    if config.backbone_lr_scale is None:
+        changes["backbone_lr_scale"] = 1.0 if small else 0.1
+    if config.pseudo_label_weight is None:
+        changes["pseudo_label_weight"] = 0.1 if small else 0.3
+    return dataclasses.replace(config, **changes)
+
+
+class Adaptation:
+    """The state of one run of stage 2."""
+
+    def __init__(
+        self,
+        source: SourceModel,
+        store: PixelStore,
+        config: AdaptConfig,
+        runtime: Runtime,
+        run: RunFolder | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.source, self.store, self.config, self.runtime = source, store, config, runtime
+        self.folder, self.progress = run, progress
+        self.method: Method = find_method(config.method)
+        self.epochs = config.epochs if self.method.adapts else 0
+        self.classifier = prepare(copy.deepcopy(source.classifier), runtime)
+        self.classifier.head.requires_grad_(False)
+        self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
+        self.batches = count_batches(len(store), config.batch_size)
+        self.steps = self.batches * self.epochs
+        self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
+        self.feeder = Feeder(store, source.spec, config.seed, runtime)
+        self.guidance = Guidance.empty(len(store), len(source.classes), runtime.device)
+        self.pseudo_label_weight = torch.zeros((), device=runtime.device)
+        self.compiled = worth_compiling(runtime, self.steps)
+        self.stepper = Stepper(self.step, runtime, self.steps)
+        self.guard = Guard(enabled=config.guard, partial=config.partial_set)
+        self.records: list[dict[str, Any]] = []
+
+    def run(self) -> AdaptedModel:
+        started = time.perf_counter()
+        first = self.resume()
+        before: Outputs | None = None
+        for epoch in range(first, self.epochs):
+            outputs, rule = self.refresh(epoch)
+            before = outputs if epoch == 0 else before
+            if self.guard.collapsed:
+                break
+            self.train_epoch(epoch)
+        else:
+            outputs, rule = self.refresh(self.epochs)
+            before = outputs if self.epochs == 0 else before
+        kept = self.guard.finish()
+        if kept.state is not None and kept.epoch != self.guard.latest:
+            self.classifier.load_state_dict(kept.state)
+            outputs = self.outputs()
+            rule = self.guidance.refresh(outputs, self.method, self.config)
+        if before is None:
+            before = self.source_outputs()
+        history = {
+            "method": self.config.method,
+            "epochs": self.epochs,
+            "kept_epoch": kept.epoch,
+            "guard": {"on": self.config.guard, "kept_epoch": kept.epoch, "reason": kept.reason},
+            "validators": self.guard.validators.get(kept.epoch, {}),
+            "prior_precision": self.posterior.prior_precision,
+            "seconds": round(time.perf_counter() - started, 3),
+            "records": self.records,
+        }
+        if self.folder is not None and self.runtime.rank == 0:
+            self.folder.log("kept", epoch=kept.epoch, of=self.epochs, reason=kept.reason)
+        return AdaptedModel(
+            self.classifier.eval(),
+            self.posterior,
+            self.source.classes,
+            self.source.spec,
+            self.source.architecture,
+            {k: v for k, v in history.items() if k not in ("records", "validators", "guard")},
+            self.config.temperature,
+            self.config.samples,
+            self.config.method,
+            rule,
+            history,
+            Passes(before, outputs, self.store.kept, tuple(self.store.skipped)),
+        )
+
+    def outputs(self) -> Outputs:
+        """One pass over the target, test views, BatchNorm in test mode: validators, weights and pseudo-labels share it."""
+        features, logits = forward_store(
+            self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled
+        )
+        probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
+        return Outputs(features, logits, logits.softmax(dim=1), probs, information)
+
+    def source_outputs(self) -> Outputs:
+        own = self.classifier
+        self.classifier = prepare(copy.deepcopy(self.source.classifier), self.runtime)
+        outputs = self.outputs()
+        self.classifier = own
+        return outputs
+
+    def refresh(self, epoch: int) -> tuple[Outputs, Any]:
+        """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""
+        outputs = self.outputs()
+        rule = self.guidance.refresh(outputs, self.method, self.config)
+        if self.guard.source_probs is None:
+            self.guard.source_probs = outputs.probs if epoch == 0 else self.source_outputs().probs
+        figures = validate(
+            outputs.probs,
+            outputs.features,
+            source_probs=self.guard.source_probs,
+            posterior_probs=outputs.posterior_probs,
+        )
+        self.guard.consider(epoch, figures, outputs.probs, self.classifier)
+        self.record(epoch, figures, outputs)
+        return outputs, rule
+
+    def train_epoch(self, epoch: int) -> None:
+        seed_everything(self.config.seed, epoch)
+        self.feeder.epoch.fill_(epoch)
+        warming = epoch < self.config.pseudo_label_warmup
+        self.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
+        set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
+        sums = torch.zeros(len(LOSSES), device=self.runtime.device)
+        started, lr = time.perf_counter(), 0.0
+        batches = epoch_batches(len(self.store), self.config.batch_size, self.config.seed, epoch, self.runtime)
+        for number, (rows, _) in enumerate(batches):
+            done = epoch * self.batches + number
+            lr = self.optimiser.schedule(done)
+            sums += self.stepper(*self.feeder.inputs(rows))
+            if self.progress is not None:
+                self.progress(done + 1, self.steps, {"lr": lr})
+        means = (sums / max(1, self.batches)).tolist()
+        self.pending = {
+            **dict(zip(LOSSES, means, strict=True)),
+            "lr": lr,
+            "seconds": round(time.perf_counter() - started, 4),
+        }
+        self.guard.loss_finite = all(abs(m) < float("inf") for m in means)
+
+    def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+        """One update: view → forward → weights → loss → backward → update."""
+        config, total = self.config, self.runtime.total_or_alone
+        whole = self.compiled and len(samples) == config.batch_size
+        features, logits = forward(self.classifier, self.feeder.view(samples, staged), self.runtime, compiled=whole)
+        guide, known = self.guidance, self.guidance.known[samples]
+        weights = self.step_weights(samples, features, logits, known)
+        probs = logits.softmax(dim=1)
+        loss_entropy = global_mean(weights * sample_entropy(probs), total, known)
+        loss = (1 - config.gamma) * loss_entropy
+        loss_diversity = diversity(self.mean_probs(probs))
+        if not config.partial_set:
+            loss = loss + config.gamma * loss_diversity
+        loss = config.objective_scale * loss
+        loss_pseudo = torch.zeros_like(loss)
+        if self.method.pseudo_labels:
+            each = smoothed_cross_entropy(logits, guide.pseudo_labels[samples], 0.0)
+            each = each * guide.weights[samples] if config.weigh_pseudo_labels else each
+            loss_pseudo = global_mean(each, total, known)
+            loss = loss + self.pseudo_label_weight * loss_pseudo
+        if config.neighbours:
+            each = (1 - guide.certainty[samples]) * soft_cross_entropy(logits, guide.targets[samples])
+            loss = loss + config.neighbour_weight * global_mean(each, total, known)
+        self.optimiser.update(loss)
+        return torch.stack([loss.detach(), loss_entropy.detach(), loss_diversity.detach(), loss_pseudo.detach()])
+
+    def step_weights(self, samples: Tensor, features: Tensor, logits: Tensor, known: Tensor) -> Tensor:
+        """From the table of the epoch, or as in Algorithm 1 from the batch as it is."""
+        config = self.config
+        if self.method.weights == "none" or config.refresh == "epoch":
+            return self.guidance.weights[samples]
+        weights = raw_weights(
+            self.method.weights,
+            features,
+            logits,
+            self.posterior,
+            temperature=config.temperature,
+            samples=config.samples,
+        )
+        return divide_by_mean(weights, known) if config.normalise_weights else weights
+
+    def mean_probs(self, probs: Tensor) -> Tensor:
+        """p̂ of the batch, with a share from the whole target where the config says so."""
+        mean = global_mean(probs, self.runtime.total_or_alone)
+        share = self.config.diversity_memory
+        return mean if share == 0 else (1 - share) * mean + share * self.guidance.marginal
+
+    def record(self, epoch: int, validators: dict[str, float], outputs: Outputs) -> None:
+        figures = {"epoch": epoch, **getattr(self, "pending", {}), "weight_mean": float(self.guidance.weights.mean())}
+        figures["validators"] = validators
+        self.records.append(figures)
+        if self.folder is None or self.runtime.rank:
+            return
+        self.folder.log("epoch", **figures)
+        self.folder.scalars({f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}, epoch)
+        self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
+        self.folder.histogram("adapt/weights", self.guidance.weights, epoch)
+        if 0 < epoch < self.epochs:
+            tensors = {f"model.{k}": v for k, v in self.classifier.state_dict().items()} | self.optimiser.tensors()
+            tensors |= {f"guard.{k}": v for k, v in self.guard.tensors().items()}
+            self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.state(), "records": self.records})
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
+        found = self.folder.load_checkpoint() if self.folder is not None else None
+        if found is None:
+            return 0
+        epoch, tensors, state = found
+        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+        self.optimiser.restore({k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")})
+        self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
+        self.records = state["records"][:-1]
+        self.pending = {
+            k: v for k, v in state["records"][-1].items() if k not in ("epoch", "validators", "weight_mean")
+        }
+        return epoch
+
+
+def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:
+    """The stored posterior, or the same factors under another prior or damping."""
+    if config.prior is None and config.damping is None:
+        return posterior
+    prior = posterior.prior_precision if config.prior is None else config.prior
+    return posterior.with_prior(prior, damping=config.damping, weight_decay=config.weight_decay)

@@ -1,0 +1,42 @@
+"""The table of methods. A method is a value: which weights, which pseudo-labels. To add one, add a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from usfan.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method does with the target; everything else is the one loop's."""
+
+    name: str
+    summary: str
+    adapts: bool = True
+    """False: the source model is returned as it is."""
+    weights: str = "none"
+    """Weights of the entropy term: "none" (1 for all), "point" (exp(−H) of the point estimate), "posterior"."""
+    pseudo_labels: bool = False
+    """Cross-entropy with nearest-centroid pseudo-labels, refreshed every epoch."""
+    split: str = "entropy"
+    """Open set: the score that separates known from unknown samples (`adaptation.open_set.SCORES`)."""
+
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method("source-only", "the source model, not adapted", adapts=False),
+        Method("shot-im", "information maximisation, every sample alike"),
+        Method("shot-im-entropy", "shot-im, weighted by the certainty of the point estimate", weights="point"),
+        Method("shot", "shot-im and nearest-centroid pseudo-labels", pseudo_labels=True),
+        Method("u-sfan", "shot-im, weighted by the certainty of the posterior predictive", weights="posterior"),
+        Method("u-sfan+", "u-sfan and nearest-centroid pseudo-labels", weights="posterior", pseudo_labels=True),
+    )
+}
+
+
+def find_method(name: str) -> Method:
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,206 @@
+"""The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
+
+Flags come from the fields of the config dataclasses, their help from the fields' docstrings. A YAML file given with
+--config holds the same names; flags go on top. Exit codes: 0 done, 2 a user's mistake (one line), 1 a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from usfan import __version__
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
+from usfan.errors import ConfigError, UsfanError
+
+BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake is one line on stderr."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def add_fields(parser: argparse.ArgumentParser, *kinds: type, skip: Sequence[str] = ()) -> None:
+    """A flag for every field; those not given stay out of the result."""
+    for kind in kinds:
+        group = parser.add_argument_group((kind.__doc__ or kind.__name__).split("\n")[0].rstrip("."))
+        docs = field_docs(kind)
+        for item in dataclasses.fields(kind):
+            if item.name in skip:
+                continue
+            flag, text = "--" + item.name.replace("_", "-"), docs.get(item.name, "").replace("%", "%%")
+            options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+            if item.type == "bool" and item.default is False:
+                group.add_argument(flag, action="store_true", help=text, **options)
+            elif item.type == "bool":
+                group.add_argument(flag, choices=("on", "off"), help=text + " Default: on.", **options)
+            else:
+                shown = "" if item.default is None else f" Default: {item.default}."
+                group.add_argument(flag, metavar=item.name.upper(), help=text + shown, **options)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="usfan", description="Adapt a trained image classifier to unlabelled images from a new domain."
+    )
+    parser.add_argument("--version", action="version", version=f"usfan {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, summary: str, *kinds: type, skip: Sequence[str] = ()) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary)
+        sub.add_argument("--config", metavar="FILE.yaml", help="Settings by name; flags go on top.")
+        if "seed" not in {f.name for k in kinds for f in dataclasses.fields(k)}:
+            sub.add_argument("--seed", type=int, default=argparse.SUPPRESS, help="Seed of whatever is drawn.")
+        add_fields(sub, *kinds, RuntimeConfig, skip=skip)
+        return sub
+
+    data_help = "Folder class/*.jpg, flat folder of images, or list file."
+    sub = command("demo", "MNIST and UCI digits, both ways, all methods: a table and pictures in runs/demo.")
+    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder. Default: runs/demo.")
+
+    sub = command("train", "Train a source model and fit its posterior.", TrainConfig)
+    sub.add_argument("data", help=data_help)
+    add_run(sub)
+    add_data(sub)
+
+    sub = command("posterior", "Fit a posterior to a trained model, post hoc.")
+    sub.add_argument("model", help="Model folder, or a state dict with --backbone.")
+    sub.add_argument("data", help=data_help)
+    sub.add_argument("--backbone", default=argparse.SUPPRESS, help="timm model that the state dict belongs to.")
+    sub.add_argument("--head", default=argparse.SUPPRESS, help="Name of its final Linear, where timm does not say.")
+    sub.add_argument("--prior", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["prior"])
+    sub.add_argument("--damping", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["damping"])
+    add_run(sub, resume=False)
+    add_data(sub)
+
+    sub = command("adapt", "Adapt a source model to unlabelled images.", AdaptConfig)
+    sub.add_argument("source", help="Model folder or Hub id.")
+    sub.add_argument("data", help=data_help + " Labels are used for the figures at the end, never for adapting.")
+    add_run(sub)
+    add_data(sub)
+
+    sub = command("evaluate", "Figures of a model on labelled images.")
+    sub.add_argument("model", help="Model folder or Hub id.")
+    sub.add_argument("data", help=data_help)
+    sub.add_argument(
+        "--open-set", action="store_true", default=argparse.SUPPRESS, help="Other classes count as unknown."
+    )
+    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder for metrics.json.")
+    add_data(sub)
+
+    sub = command("predict", "A CSV of predictions: path, label, confidence, entropy, weight, unknown.")
+    sub.add_argument("model", help="Model folder or Hub id.")
+    sub.add_argument("data", help=data_help)
+    sub.add_argument("--out", required=True, metavar="FILE.csv", help="Where to write.")
+    sub.add_argument(
+        "--coverage", type=float, default=argparse.SUPPRESS, help="Abstain on the least certain 1 − coverage."
+    )
+    add_data(sub)
+
+    sub = command("report", "One HTML page of one or more runs.")
+    sub.add_argument("runs", nargs="+", metavar="RUN", help="Run folders.")
+    sub.add_argument(
+        "--out", default=argparse.SUPPRESS, metavar="FILE.html", help="Default: report.html in the first run."
+    )
+
+    sub = command("export", "The model as one ONNX graph: features, logits, certainty.")
+    sub.add_argument("model", help="Model folder or Hub id.")
+    sub.add_argument("--onnx", required=True, metavar="FILE", help="Where to write.")
+
+    command("methods", "The table of methods.")
+
+    sub = command("reproduce", "The paper's tables and figures.", AdaptConfig, skip=("method", "seed"))
+    sub.add_argument("benchmark", choices=BENCHMARKS, help="Which one.")
+    sub.add_argument("--data", default=argparse.SUPPRESS, metavar="ROOT", help="Folder of the data set.")
+    sub.add_argument("--methods", nargs="+", default=argparse.SUPPRESS, help="Default: all.")
+    sub.add_argument("--seeds", nargs="+", type=int, default=argparse.SUPPRESS, help="Default: 2019 2020 2021.")
+    sub.add_argument("--pairs", nargs="+", default=argparse.SUPPRESS, metavar="A-B", help="Only these tasks.")
+    sub.add_argument("--backbone", default=argparse.SUPPRESS, help="Another network than the benchmark's own.")
+    sub.add_argument("--pretrained", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["pretrained"])
+    sub.add_argument("--source-epochs", type=int, default=argparse.SUPPRESS, help="Epochs of stage 1.")
+    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder. Default: runs/BENCHMARK.")
+    sub.add_argument(
+        "--allow-counts", action="store_true", default=argparse.SUPPRESS, help="Accept other numbers of images."
+    )
+    return parser
+
+
+def add_run(parser: argparse.ArgumentParser, *, resume: bool = True) -> None:
+    parser.add_argument("--out", required=True, metavar="DIR", help="Run folder: settings, figures, log and the model.")
+    if resume:
+        parser.add_argument(
+            "--resume", action="store_true", default=argparse.SUPPRESS, help="Go on with an interrupted run."
+        )
+    parser.add_argument(
+        "--private", action="store_true", default=argparse.SUPPRESS, help="Leave the training summary out of the model."
+    )
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root", default=argparse.SUPPRESS, help="Folder that a list's paths start from and may not leave."
+    )
+    parser.add_argument(
+        "--strict", action="store_true", default=argparse.SUPPRESS, help="An unreadable image is an error."
+    )
+
+
+def read_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """YAML first, flags on top; on/off becomes true/false."""
+    path = arguments.pop("config", None)
+    settings: dict[str, Any] = {}
+    if path is not None:
+        import yaml
+
+        try:
+            with open(path, encoding="utf-8") as file:
+                loaded = yaml.safe_load(file)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError(f"--config {path}: must hold names and values")
+        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
+    return {**settings, **{k: {"on": True, "off": False}.get(v, v) if k in ON_OFF else v for k, v in arguments.items()}}
+
+
+ON_OFF = {f.name for kind in (TrainConfig, AdaptConfig) for f in dataclasses.fields(kind) if f.type == "bool"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    arguments = vars(parser.parse_args(argv))
+    name = arguments.pop("command")
+    if name is None:
+        parser.print_help()
+        return 0
+    try:
+        settings = read_settings(arguments)
+        from usfan import commands
+
+        commands.COMMANDS[name](settings)
+    except UsfanError as error:
+        print(f"usfan {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"usfan {name}: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, MemoryError) as error:
+        print(f"usfan {name}: {fault_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def fault_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""The commands, as plain functions of their settings in one table. Heavy modules are imported inside."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
+from usfan.errors import ConfigError
+from usfan.progress import bar, console, step_progress
+
+
+def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Take the fields of a config out of the settings."""
+    return {f.name: settings.pop(f.name) for f in dataclasses.fields(kind) if f.name in settings}
+
+
+def nothing_left(settings: dict[str, Any]) -> None:
+    if settings:
+        raise ConfigError(f"unknown setting {', '.join(sorted(settings))}")
+
+
+def open_data(settings: dict[str, Any], source: str) -> Any:
+    from usfan.data.sources import ImageData
+
+    return ImageData(source, root=settings.pop("root", None), strict=bool(settings.pop("strict", False)))
+
+
+def open_runtime(settings: dict[str, Any]) -> Any:
+    from usfan.runtime import start_runtime
+
+    return start_runtime(make_config(RuntimeConfig, take(settings, RuntimeConfig)))
+
+
+def say_skipped(skipped: Any) -> None:
+    from usfan.data.stream import report_skipped
+
+    if skipped:
+        console.print(report_skipped(skipped), style="yellow", markup=False)
+
+
+def print_metrics(metrics: dict[str, Any], title: str) -> None:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        if isinstance(value, (int, float)):
+            table.add_row(name, f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}")
+    console.print(table)
+
+
+def train(settings: dict[str, Any]) -> None:
+    from usfan.run import RunFolder
+    from usfan.source import train_source
+
+    out, data_path = settings.pop("out"), settings.pop("data")
+    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
+    data = open_data(settings, data_path)
+    values = take(settings, TrainConfig)
+    config = make_config(TrainConfig, values)
+    runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    with RunFolder(
+        out, {"data": data_path, **dataclasses.asdict(config), **runtime_values}, command="train", resume=resume
+    ) as run:
+        if run.finished() is not None:
+            console.print(f"{out} is finished already", markup=False)
+            return
+        with bar("training", unit="images") as shown:
+            model = train_source(
+                data, runtime=runtime, run=run, progress=step_progress(shown, config.batch_size), **values
+            )
+        if runtime.rank == 0:
+            model.save(run.path, private=private)
+            run.save_metrics({"classes": len(model.classes), "images": len(data), **model.summary})
+            run.drop_checkpoints()
+            print_metrics(model.summary, f"{out}: source model, {len(model.classes)} classes")
+
+
+def posterior(settings: dict[str, Any]) -> None:
+    from usfan.models.model import SourceModel
+    from usfan.posthoc import from_state_dict, refit_posterior
+    from usfan.run import RunFolder
+
+    out, model_path, data_path = settings.pop("out"), settings.pop("model"), settings.pop("data")
+    private = bool(settings.pop("private", False))
+    settings.pop("seed", None)
+    data = open_data(settings, data_path)
+    backbone, head = settings.pop("backbone", None), settings.pop("head", None)
+    options = make_config(TrainConfig, {k: settings.pop(k) for k in ("prior", "damping") if k in settings})
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    fitted = {"prior": options.prior, "damping": options.damping}
+    with RunFolder(
+        out, {"model": model_path, "data": data_path, "backbone": backbone, **fitted}, command="posterior"
+    ) as run:
+        if Path(model_path).is_dir():
+            model = refit_posterior(SourceModel.load(model_path), data, runtime, **fitted)
+        else:
+            model = from_state_dict(model_path, backbone, data, runtime, head=head, **fitted)
+        model.save(run.path, private=private)
+        figures = {
+            "prior_precision": model.posterior.prior_precision,
+            "log_evidence": model.posterior.log_evidence,
+            "effective_parameters": model.posterior.effective_parameters,
+            "count": model.posterior.count,
+        }
+        run.save_metrics(figures)
+        print_metrics(figures, f"{out}: posterior")
+
+
+def adapt(settings: dict[str, Any]) -> None:
+    from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.models.model import SourceModel
+    from usfan.run import RunFolder
+    from usfan.samples import adaptation_metrics, save_samples
+
+    out, source_path, data_path = settings.pop("out"), settings.pop("source"), settings.pop("data")
+    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
+    data = open_data(settings, data_path)
+    values = take(settings, AdaptConfig)
+    config = make_config(AdaptConfig, values)
+    runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    source = SourceModel.load(source_path)
+    if data.labels is not None:
+        data.match_classes(source.classes, open_set=config.open_set)
+    recorded = {"source": source_path, "data": data_path, **dataclasses.asdict(config), **runtime_values}
+    with RunFolder(out, recorded, command="adapt", resume=resume) as run:
+        if run.finished() is not None:
+            console.print(f"{out} is finished already", markup=False)
+            return
+        with bar("adapting", unit="images") as shown:
+            model = run_adaptation(
+                source, data, runtime=runtime, run=run, progress=step_progress(shown, config.batch_size), **values
+            )
+        if runtime.rank == 0:
+            model.save(run.path, private=private)
+            metrics = adaptation_metrics(model, data, open_set=config.open_set)
+            save_samples(run.path, model, data, private=private)
+            run.save_metrics(metrics)
+            run.drop_checkpoints()
+            say_skipped(model.passes.skipped if model.passes is not None else [])
+            console.print(f"{config.method}: {model.history['guard']['reason']}", markup=False)
+            if "after" in metrics:
+                shift = {
+                    f"{name} {when}": metrics[when].get(name)
+                    for name in ("accuracy", "ece", "hos")
+                    for when in ("before", "after")
+                }
+                print_metrics(shift, out)
+
+
+def evaluate(settings: dict[str, Any]) -> None:
+    from usfan.evaluation.evaluate import evaluate as run_evaluation
+    from usfan.models.model import SourceModel
+    from usfan.run import RunFolder
+
+    out, model_path, data_path = settings.pop("out", None), settings.pop("model"), settings.pop("data")
+    open_set = bool(settings.pop("open_set", False))
+    settings.pop("seed", None)
+    data = open_data(settings, data_path)
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    skipped: list = []
+    model = SourceModel.load(model_path)
+    with bar("evaluating", len(data)) as shown:
+        metrics = run_evaluation(
+            model, data, open_set=open_set, runtime=runtime, progress=shown.advance, skipped=skipped
+        )
+    say_skipped(skipped)
+    if out is not None:
+        with RunFolder(out, {"model": model_path, "data": data_path, "open_set": open_set}, command="evaluate") as run:
+            run.save_metrics(metrics)
+            run.log("evaluated", **{k: v for k, v in metrics.items() if isinstance(v, (int, float))})
+    print_metrics(metrics, f"{model_path} on {data_path}")
+    print(json.dumps({k: v for k, v in metrics.items() if isinstance(v, (int, float))}))
+
+
+def predict(settings: dict[str, Any]) -> None:
+    from usfan.models.model import SourceModel
+    from usfan.run import whole_file
+
+    out, model_path, data_path = Path(settings.pop("out")), settings.pop("model"), settings.pop("data")
+    coverage = settings.pop("coverage", None)
+    if coverage is not None and not 0 < float(coverage) <= 1:
+        raise ConfigError(f"coverage must lie above 0 and at most 1; got {coverage}")
+    settings.pop("seed", None)
+    data = open_data(settings, data_path)
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    model = SourceModel.load(model_path).to(runtime.device)
+    skipped: list = []
+    with whole_file(out) as part, bar("predicting", len(data)) as shown:
+        with open(part, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["path", "label", "confidence", "entropy", "weight", "unknown"])
+            for index, outputs in model.predict_batches(
+                data, workers=runtime.workers, progress=shown.advance, skipped=skipped
+            ):
+                writer.writerows(prediction_rows(data, index, model.to_prediction(outputs)))
+        if coverage is not None:
+            from usfan.selective import abstain
+
+            abstain(part, float(coverage))
+    say_skipped(skipped)
+    console.print(f"{out}: {len(data) - len(skipped)} predictions", markup=False)
+
+
+def prediction_rows(data: Any, index: Any, prediction: Any) -> list[list[Any]]:
+    confidence = prediction.probs.max(dim=1).values.tolist()
+    columns = zip(
+        index.tolist(),
+        prediction.names,
+        confidence,
+        prediction.entropy.tolist(),
+        prediction.weight.tolist(),
+        prediction.unknown.tolist(),
+        strict=True,
+    )
+    return [[data.where(i), name, f"{c:.6f}", f"{h:.6f}", f"{w:.6f}", int(u)] for i, name, c, h, w, u in columns]
+
+
+def report(settings: dict[str, Any]) -> None:
+    from usfan.report.page import write_report
+
+    runs, out = [Path(r) for r in settings.pop("runs")], settings.pop("out", None)
+    path = write_report(runs, Path(out) if out else runs[0] / "report.html")
+    console.print(str(path), markup=False)
+
+
+def export(settings: dict[str, Any]) -> None:
+    from usfan.export import export_onnx
+    from usfan.models.model import SourceModel
+
+    out = Path(settings.pop("onnx"))
+    worst = export_onnx(SourceModel.load(settings.pop("model")), out)
+    console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)
+
+
+def methods(settings: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from usfan.adaptation.methods import METHODS
+
+    table = Table(title="Methods")
+    for column in ("name", "what it does", "weights", "pseudo-labels"):
+        table.add_column(column)
+    for method in METHODS.values():
+        table.add_row(method.name, method.summary, method.weights, "yes" if method.pseudo_labels else "no")
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def demo(settings: dict[str, Any]) -> None:
+    from usfan.reproduce.digits import run_demo
+
+    out = Path(settings.pop("out", "runs/demo"))
+    seed = int(settings.pop("seed", 0))
+    runtime = open_runtime(settings)
+    nothing_left(settings)
+    run_demo(out, runtime=runtime, seed=seed)
+
+
+def reproduce(settings: dict[str, Any]) -> None:
+    from usfan.reproduce.suite import reproduce as run_suite
+
+    name = settings.pop("benchmark")
+    runtime = open_runtime(settings)
+    run_suite(name, settings, runtime)
+
+
+COMMANDS: dict[str, Callable[[dict[str, Any]], None]] = {
+    c.__name__: c for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, reproduce)
+}

@@ -1,0 +1,177 @@
+"""What the catalogue says of a named benchmark: its domains, classes, counts, pairs, and the recipe it is run with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from usfan.errors import ConfigError
+
+WHOLE = "all"
+"""The split of a domain that is not divided into train and test."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain of a benchmark."""
+
+    short: str
+    """The letter used in task names: `A` in `A→W`."""
+    name: str
+    places: tuple[str, ...]
+    """Paths below the root that are tried in this order. Folders of classes; or, for data that is published as arrays,
+    the folder of its files or the training file, whose name tells the format."""
+    counts: Mapping[str, int]
+    """Images by split: `all`, or `train` and `test`."""
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Classes that the published split does not hold."""
+    homepage: str = ""
+    """Where this domain is published, where it is not the benchmark's page."""
+    optional: bool = False
+    """Whether the benchmark can be run without it; its pairs are left out then."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.counts)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class ClassSplit:
+    """Which classes the source and the target hold, where they differ. Names, in the order of the benchmark's list."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Classes of the target that the source does not have."""
+        return tuple(name for name in self.target if name not in self.source)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a benchmark in the paper and in SHOT's recipe. `note` says what neither of them fixes."""
+
+    backbone: str
+    """Of the paper; a name that the table of backbones knows."""
+    bottleneck: int | None = 256
+    """Width of the bottleneck; None: the head stands on the backbone."""
+    bottleneck_dropout: float = 0.0
+    head_bias: bool = True
+    resize: int = 256
+    crop: int = 224
+    """Size of the network's input. `resize` = `crop`: no cropping."""
+    crop_scale: tuple[float, float] | None = None
+    """Training crops cover this share of the area and are resized (RandomResizedCrop); None: crops of fixed size."""
+    flip: bool = True
+    lr: float = 1e-2
+    target_lr: float | None = None
+    """Learning rate of the target stage; None: as in the source stage."""
+    backbone_lr_scale: float = 0.1
+    weight_decay: float = 1e-3
+    batch_size: int = 64
+    label_smoothing: float = 0.1
+    val_fraction: float = 0.1
+    source_epochs: int = 50
+    target_epochs: int = 15
+    beta: float = 0.3
+    """Weight of the pseudo-label loss, where the method has one."""
+    pseudo_label_warmup: int = 0
+    """Intervals at the start of the target stage without the pseudo-label loss."""
+    seeds: tuple[int, ...] = (2019, 2020, 2021)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One named benchmark."""
+
+    name: str
+    """As typed after `usfan reproduce`."""
+    title: str
+    layout: str
+    """`folders` (domain/class/image), `lists` (`domain_train.txt` beside such folders) or `arrays`."""
+    domains: tuple[Domain, ...]
+    classes: tuple[str, ...]
+    """Label k is `classes[k]`, also in published list files."""
+    pairs: tuple[tuple[str, str], ...]
+    """Tasks as (source, target), by the domains' short names."""
+    metric: str
+    """`accuracy` or `mean_class_accuracy`."""
+    recipe: Recipe
+    homepage: str
+    folders: tuple[str, ...] = ()
+    """Names of folders that the domains may lie in, below the root that was given."""
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    """Source (short) → recipe, for the sources that have their own."""
+    open_set: ClassSplit | None = None
+    partial_set: ClassSplit | None = None
+
+    @property
+    def train_split(self) -> str:
+        """The split that a source model is trained on, and that a target is adapted on."""
+        return self.domains[0].splits[0]
+
+    @property
+    def test_split(self) -> str:
+        """The split of the target that accuracy is measured on; without a test split, the images adapted on."""
+        return self.domains[0].splits[-1]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Task names, as in the paper's tables."""
+        return tuple(f"{source}→{target}" for source, target in self.pairs)
+
+    def recipe_for(self, source: str) -> Recipe:
+        """The recipe of all tasks from this source."""
+        return self.recipes.get(self.domain(source).short, self.recipe)
+
+    def domain(self, name: str) -> Domain:
+        """The domain with this short or long name."""
+        for domain in self.domains:
+            if name in (domain.short, domain.name):
+                return domain
+        known = ", ".join(f"{domain.name} ({domain.short})" for domain in self.domains)
+        raise ConfigError(f"{self.title} has no domain {name!r}; its domains are {known}")
+
+    def class_split(self, setting: str) -> ClassSplit:
+        """The classes of source and target in setting `closed`, `open` or `partial`."""
+        splits = {"closed": ClassSplit(self.classes, self.classes), "open": self.open_set, "partial": self.partial_set}
+        if setting not in splits:
+            raise ConfigError(f"setting {setting!r} is not one of {', '.join(splits)}")
+        split = splits[setting]
+        if split is None:
+            raise ConfigError(f"{self.title} has no {setting}-set split in the catalogue")
+        return split
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies below a root, after a check that raised nothing."""
+
+    benchmark: Benchmark
+    root: Path
+    places: Mapping[str, Path]
+    """Domain (short) → the folder or file that was found."""
+    counts: Mapping[str, int]
+    """Domain (short) → images in all splits."""
+    classes: tuple[str, ...]
+    """Those that every domain has: all, unless missing ones were allowed."""
+    missing: tuple[str, ...] = ()
+    """Optional domains that are not there (short)."""
+    notes: tuple[str, ...] = ()
+    """What differs and was allowed."""
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The tasks that can be run with the domains that are there."""
+        return tuple(pair for pair in self.benchmark.pairs if set(pair) <= set(self.places))
+
+    def class_split(self, setting: str) -> ClassSplit:
+        """As the benchmark's, among the classes that are there."""
+        split = self.benchmark.class_split(setting)
+        source = tuple(name for name in split.source if name in self.classes)
+        return ClassSplit(source, tuple(name for name in split.target if name in self.classes))

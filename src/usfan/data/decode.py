@@ -1,0 +1,242 @@
+"""Decode image files into upright 8-bit pictures, RGB or grey.
+
+What is done with each kind of file:
+
+- EXIF orientation is applied; an EXIF block that cannot be parsed is ignored.
+- Transparency (RGBA, LA, palettes and colour keys) is laid over white, as a viewer shows it.
+- 16-bit grey keeps its high byte, as Pillow does for 16-bit RGB. Other 32-bit integers are stretched from their
+  smallest to their largest value. Floats in [0, 1] or [0, 255] keep that scale, others are stretched.
+- Of an animation, the first frame.
+- Whatever cannot be decoded raises `UnreadableImage`, which names the file and the reason. A picture over `MAX_PIXELS`
+  counts as unreadable: a file of a few kilobytes can ask for gigabytes.
+
+The decoding processes import this module, so it loads neither torch nor numpy before they are needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import struct
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from PIL import Image
+from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its format)
+from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401 (registers its format)
+
+from usfan.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+_NETPBM = (".ppm", ".pgm", ".pbm", ".pnm")
+SUFFIXES = frozenset((*_JPEG, ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff", *_NETPBM))
+"""File names that count as images when a folder is searched. A list may name any file: its content decides."""
+
+MAX_PIXELS = 2**26
+"""67 million: above any common camera; one copy in memory is 256 MiB."""
+MAX_SIDE = 65_535
+"""JPEG's own limit. Resizing a longer strip would need gigabytes of filter coefficients."""
+MAX_BYTES = 2**29
+"""512 MiB: the largest file that is read."""
+
+# Pillow loads the first five on its own; importing their plugins, as above, registers the other two.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreadableImage(DataError):
+    """One image cannot be decoded; `path` says which, `reason` why, in a few words."""
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(f"cannot read {one_line(path)}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class _Quiet:
+    """No warnings inside: Pillow's are of odd metadata and large sizes, and we judge both ourselves.
+
+    Threads may be inside together. The filters are one for all, so the first in sets them and the last out restores
+    them; `catch_warnings` alone would restore them in the order of leaving, and so leave them off.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.saved = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.saved = warnings.catch_warnings()
+                self.saved.__enter__()
+                warnings.simplefilter("ignore")
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.saved.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
+def one_line(text: str) -> str:
+    """The text as it is, or escaped where it holds line breaks or other characters a terminal would act on."""
+    return text if text.isprintable() else ascii(text)
+
+
+def decode_file(path: str, channels: int = 3) -> Image.Image:
+    """The file's picture, upright, in mode RGB (`channels=3`) or L (`channels=1`)."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableImage(path, "not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise UnreadableImage(path, f"{status.st_size} bytes is over the limit of {MAX_BYTES}")
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES)
+    except FileNotFoundError:
+        raise UnreadableImage(path, "file is missing") from None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # this process is short of handles: no fault of the file
+            raise
+        raise UnreadableImage(path, _reason(error)) from error
+    return decode_bytes(content, path, channels)
+
+
+def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
+    """As `decode_file`, for the content of a file; `path` is the name to blame."""
+    if not content:
+        raise UnreadableImage(path, "empty file")
+    with _quiet:
+        try:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                return convert(image, path, channels)
+        except UnreadableImage:
+            raise
+        except Exception as error:  # broken files make Pillow raise nearly every type there is
+            raise UnreadableImage(path, _reason(error)) from error
+
+
+def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:
+    """Load a Pillow image, turn it upright and bring it to mode RGB or L."""
+    if channels not in (1, 3):
+        raise DataError(f"channels must be 1 or 3, not {channels}")
+    width, height = image.size
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        limit = f"{MAX_PIXELS} pixels, {MAX_SIDE} a side"
+        raise UnreadableImage(path, f"too large: {width}x{height} is over the limit of {limit}")
+    if width * height == 0:
+        raise UnreadableImage(path, "no pixels")
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    if turn is not None:
+        image = image.transpose(turn)
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        image = _eight_bit(image, path)
+    elif image.has_transparency_data:
+        image = _over_white(image)
+    mode = "RGB" if channels == 3 else "L"
+    if image.mode == mode:
+        return image
+    if image.mode not in ("1", "L", "RGB"):
+        image = image.convert("RGB")  # straight to L, a palette or CMYK picture would skip its colours
+    return image if image.mode == mode else image.convert(mode)
+
+
+def squared(image: Image.Image, size: int) -> Image.Image:
+    """Squash to `size`×`size`, exactly Pillow's `resize((size, size), BILINEAR)` (antialiased when it shrinks)."""
+    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def planes(image: Image.Image) -> bytes:
+    """The pixels of an RGB or L picture, channel by channel (four times as fast as a transposing copy)."""
+    return b"".join(band.tobytes() for band in image.split())
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """uint8 C×H×W of an RGB or L picture."""
+    import torch
+
+    pixels = torch.frombuffer(bytearray(planes(image)), dtype=torch.uint8)
+    return pixels.view(-1, image.height, image.width)
+
+
+def to_square(image: Image.Image, size: int, channels: int = 3, path: str = "image") -> Tensor:
+    """uint8 C×size×size of any Pillow image."""
+    return to_tensor(squared(convert(image, path, channels), size))
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # a damaged EXIF block is no reason to lose the picture
+        return 1
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    if image.mode in ("La", "PA"):
+        image = image.convert("LA" if image.mode == "La" else "RGBA")
+    rgba = image.convert("RGBA")
+    page = Image.new("RGB", rgba.size, "white")
+    page.paste(rgba, mask=rgba)
+    return page
+
+
+def _eight_bit(image: Image.Image, path: str) -> Image.Image:
+    """Mode L from 16-bit, 32-bit and float grey."""
+    import numpy as np
+
+    values = np.asarray(image)
+    if values.dtype.byteorder == ">":
+        values = values.astype(values.dtype.newbyteorder("="))
+    if values.dtype == np.uint16:
+        return Image.fromarray((values >> 8).astype(np.uint8))
+    if not np.isfinite(values).all():
+        raise UnreadableImage(path, "NaN or infinite pixels")
+    low, high = float(values.min()), float(values.max())
+    if image.mode != "F" and low >= 0 and high <= 65_535:
+        return Image.fromarray((values >> 8).astype(np.uint8))
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif low >= 0 and high <= 255:
+        low, high = 0.0, 255.0
+    scaled = (values.astype(np.float64) - low) * (255 / max(high - low, 1e-300))
+    return Image.fromarray(scaled.round().astype(np.uint8))
+
+
+def _reason(error: Exception) -> str:
+    """A few words for the user. Pillow's own are kept where they help."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large: over the limit of {MAX_PIXELS} pixels"
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = one_line(" ".join(str(error).split()))[:120]
+    if "truncated" in text.lower():
+        return "truncated"
+    if isinstance(error, (struct.error, IndexError, KeyError, EOFError)) or not text:
+        return "damaged"
+    return text

@@ -1,0 +1,84 @@
+"""Images in folders: one folder per class, or one flat folder without labels."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import NamedTuple
+
+from usfan.data.decode import SUFFIXES, one_line
+from usfan.data.labels import name_key
+from usfan.errors import DataError
+
+
+class Folder(NamedTuple):
+    paths: list[str]
+    """Absolute, class by class, sorted within each."""
+    names: list[str] | None
+    """The class folder of each image; None for a flat folder."""
+
+
+def scan(folder: str) -> Folder:
+    """Find the images. Hidden files and folders are passed over; symbolic links are followed.
+
+    Class folders without images are passed over too. Images beside class folders are refused: they have no class.
+    """
+    images, folders, others = _listing(folder)
+    names: list[str] = []
+    paths: list[str] = []
+    for name in sorted(folders, key=name_key):
+        below = _below(os.path.join(folder, name), others, (os.path.realpath(folder),))
+        paths += below
+        names += [name] * len(below)
+    if images and names:
+        count = len(set(names))
+        beside = f"{len(images)} images (such as {one_line(images[0])}) beside {count} class folders"
+        raise DataError(f"{one_line(folder)} holds {beside}: move them into a class folder, or give a list file")
+    if names:
+        return Folder(paths, names)
+    if images:
+        return Folder([os.path.join(folder, name) for name in images], None)
+    raise DataError(_nothing(folder, others))
+
+
+def _below(folder: str, others: Counter[str], above: tuple[str, ...]) -> list[str]:
+    """All images below a class folder, at any depth, sorted by path."""
+    real = os.path.realpath(folder)
+    if real in above:  # a link to a folder above would go round for ever
+        return []
+    images, folders, _ = _listing(folder, others)
+    paths = [os.path.join(folder, name) for name in images]
+    for name in folders:
+        paths += _below(os.path.join(folder, name), others, (*above, real))
+    return sorted(paths)
+
+
+def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str], list[str], Counter[str]]:
+    """The images and the folders in a folder, sorted, and a count of what else is there by suffix."""
+    others = Counter() if others is None else others
+    images, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                suffix = os.path.splitext(entry.name)[1].lower()
+                if entry.name.startswith(".") or entry.name == "__MACOSX":
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif suffix in SUFFIXES:
+                    images.append(entry.name)
+                else:
+                    others[suffix or "no suffix"] += 1
+    except OSError as error:
+        raise DataError(
+            f"cannot read the folder {one_line(folder)}: {(error.strerror or str(error)).lower()}"
+        ) from error
+    return sorted(images), sorted(folders), others
+
+
+def _nothing(folder: str, others: Counter[str]) -> str:
+    expected = "expected class folders with images, or images (.jpg, .png, …)"
+    if not others:
+        return f"{one_line(folder)} holds no images: {expected}"
+    found = ", ".join(f"{count} {one_line(suffix)}" for suffix, count in others.most_common(3))
+    return f"{one_line(folder)} holds no images, but {sum(others.values())} other files ({found}): {expected}"

@@ -1,0 +1,53 @@
+"""How much memory is free, and so where a set of decoded images goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Place = Literal["device", "pinned", "host", "disk"]
+
+
+def choose_place(size: int, device: torch.device, share: float) -> Place:
+    """The fastest place whose free memory holds `size` bytes within `share` of it.
+
+    Torch rounds pinned memory up to a power of two; where only the plain size fits, plain host memory is used.
+    """
+    host = share * free_host_memory()
+    if device.type == "cuda":
+        if size <= share * torch.cuda.mem_get_info(device)[0]:
+            return "device"
+        if 1 << (size - 1).bit_length() <= host:
+            return "pinned"
+    return "host" if size <= host else "disk"
+
+
+def free_host_memory() -> int:
+    """Bytes that can still be taken without swapping: the machine's, or the container's where that is less."""
+    free = _machine_memory()
+    limited = _container_memory(Path("/sys/fs/cgroup"))
+    return free if limited is None else min(free, limited)
+
+
+def _machine_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # what is free is not told: take half
+
+
+def _container_memory(folder: Path) -> int | None:
+    """The limit of this control group less what is in use; None without a limit. Cached files count as free."""
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no control group, or no limit ("max")
+        return None
+    return max(0, limit - used + int(facts.get("file", 0)))

@@ -1,0 +1,216 @@
+"""`ImageData`: a set of images, with or without labels, from whatever the user has."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from usfan.data import datasets, folders, lists
+from usfan.data.arrays import image_array
+from usfan.data.decode import one_line, to_tensor
+from usfan.data.images import ArrayImages, FileImages, Images
+from usfan.data.labels import Labels, checked_classes, from_given, from_names, match, some
+from usfan.errors import DataError
+
+
+class ImageData:
+    """Images and, where they are known, their classes.
+
+    `source` is one of
+
+    - a folder of class folders (`class/*.jpg`, at any depth below), or a flat folder of images (no labels);
+    - a list file with `path label` or `path` lines, see `usfan.data.lists`;
+    - an array or tensor, N×H×W, N×H×W×C or N×C×H×W, uint8 or floats in [0, 1], with `labels=` if there are any;
+    - a torch or torchvision dataset, a Hugging Face dataset, or a sequence of images or `(image, label)` pairs;
+    - a sequence of paths, with `labels=` if there are any.
+
+    Classes stand in case-insensitive alphabetical order. `classes=` fixes another order, or names numbered labels.
+    `root=` is the folder that relative paths count from, and that no image may leave. `strict=` makes an unreadable
+    image an error where it would be skipped. `name=` is what messages call the data.
+    """
+
+    classes: tuple[str, ...] | None
+    """The class names; None without labels."""
+    labels: Tensor | None
+    """LongTensor[N], indices into `classes`; after `match_classes(open_set=True)`, K = len(classes) is unknown."""
+    paths: list[str] | None
+    """Absolute paths of file-backed images, else None."""
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        labels: Any = None,
+        classes: Sequence[str] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        strict: bool = False,
+        name: str | None = None,
+    ):
+        found = _find(source, labels, classes, None if root is None else os.path.abspath(os.fspath(root)), name)
+        self._images = found.images
+        self.name = found.name
+        self.strict = strict
+        self.paths = found.images.paths if isinstance(found.images, FileImages) else None
+        self._set_labels(found.labels)
+        if classes is not None and self.labels is None:
+            raise DataError(f"{self.name} has no labels, so classes= has nothing to name")
+
+    def _set_labels(self, labels: Labels | None) -> None:
+        self.labels = None if labels is None else labels.labels
+        self.classes = None if labels is None else labels.classes
+        self._named = labels is not None and labels.named
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __repr__(self) -> str:
+        classes = "no labels" if self.classes is None else f"{len(self.classes)} classes"
+        return f"ImageData({self.name!r}: {len(self)} images, {classes})"
+
+    @property
+    def images(self) -> Images:
+        """The pictures behind this data."""
+        return self._images
+
+    def load(self, i: int, channels: int = 3) -> Tensor:
+        """Image `i` as uint8 channels×H×W, RGB (3) or grey (1). Raises `UnreadableImage`, which names the file."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"{self.name} has {len(self)} images: there is no image {i}")
+        return to_tensor(self._images.picture(i, channels))
+
+    def where(self, i: int) -> str:
+        """The path of image `i`, or its place in the array or dataset."""
+        return self._images.where(i)
+
+    def subset(self, indices: Any) -> ImageData:
+        """The images at these positions, in this order; a boolean mask works too. The classes stay the same."""
+        index = torch.as_tensor(indices)
+        if index.dtype == torch.bool:
+            if index.shape != (len(self),):
+                raise DataError(f"a mask over {self.name} needs {len(self)} entries, not {tuple(index.shape)}")
+            index = index.nonzero().flatten()
+        index = index.to("cpu", torch.long).flatten()
+        if len(index) == 0:
+            raise DataError(f"no images of {self.name} were chosen")
+        if int(index.min()) < 0 or int(index.max()) >= len(self):
+            raise DataError(f"{self.name} has {len(self)} images: positions must be from 0 to {len(self) - 1}")
+        part = copy.copy(self)
+        part._images = self._images.take(index.tolist())
+        part.paths = part._images.paths if isinstance(part._images, FileImages) else None
+        part.labels = None if self.labels is None else self.labels[index]
+        return part
+
+    def without_labels(self) -> ImageData:
+        """The same images, unlabelled."""
+        part = copy.copy(self)
+        part._set_labels(None)
+        return part
+
+    def match_classes(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
+        """The same images with labels that index `classes`, a model's class list.
+
+        Classes are matched by name, never by position; only labels that are mere numbers go by position. Images of
+        other classes get the label `len(classes)` with `open_set`; without it they are an error.
+        """
+        table = checked_classes(classes)
+        if self.labels is None or self.classes is None:
+            raise DataError(f"{self.name} has no labels to match: expected class folders, or a list with labels")
+        labels = match(Labels(self.labels, self.classes, self._named), table, open_set, self.name)
+        part = copy.copy(self)
+        part._set_labels(Labels(labels, table, True))
+        return part
+
+    def require_classes(self, least: int = 2) -> None:
+        """Raise unless at least this many classes have images."""
+        if self.labels is None or self.classes is None:
+            raise DataError(f"{self.name} has no labels: expected class folders, or a list with labels")
+        present = [self.classes[i] for i in self.labels.unique().tolist() if i < len(self.classes)]
+        if len(present) < least:
+            what = "class" if len(present) == 1 else "classes"
+            raise DataError(f"{self.name} has {len(present)} {what} ({some(present)}): at least {least} are needed")
+
+    def fingerprint(self) -> str:
+        """A hex digest of the images; labels, names and the place of the folder do not count.
+
+        Files: path below their common folder, size, time of change, and the content of a few; see `FileImages.digest`.
+        Arrays: every byte. Dataset objects: every picture, so each is decoded for it.
+        """
+        return self._images.digest()
+
+
+class _Found(NamedTuple):
+    images: Images
+    labels: Labels | None
+    name: str
+
+
+def _find(source: Any, labels: Any, classes: Sequence[str] | None, root: str | None, name: str | None) -> _Found:
+    if isinstance(source, (str, os.PathLike)):
+        if labels is not None:
+            raise DataError("labels= goes with arrays and sequences of paths; folders and lists bring their own")
+        return _from_path(os.path.abspath(os.path.expanduser(os.fspath(source))), classes, root, name)
+    if _is_paths(source):
+        return _from_paths([os.fspath(path) for path in source], labels, classes, root, name or "paths")
+    if root is not None:
+        raise DataError("root= goes with folders, lists and paths, not with images in memory")
+    if isinstance(source, (np.ndarray, torch.Tensor)):
+        name = name or "array"
+        pixels = image_array(source, name)
+        own = None if labels is None else from_given(labels, classes, len(pixels), name)
+        return _Found(ArrayImages(pixels, name), own, name)
+    if labels is not None:
+        raise DataError("labels= goes with arrays and sequences of paths; a dataset brings its own")
+    name = name or type(source).__name__
+    if isinstance(source, dict):
+        raise DataError(f"{name} is a dict (of splits?): give one of its datasets, such as data['train']")
+    if isinstance(source, ImageData):
+        raise DataError("this is an ImageData already: use it as it is")
+    if datasets.is_hugging_face(source):
+        return _Found(*datasets.from_hugging_face(source, classes, name), name)
+    if hasattr(source, "__getitem__"):
+        return _Found(*datasets.from_dataset(source, classes, name), name)
+    raise DataError(f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths")
+
+
+def _from_path(path: str, classes: Sequence[str] | None, root: str | None, name: str | None) -> _Found:
+    if os.path.isdir(path):
+        name = name or os.path.basename(path) or path
+        found = folders.scan(path)
+        own = None if found.names is None else from_names(found.names, classes, name)
+        _check_root(found.paths, root)
+        return _Found(FileImages(found.paths), own, name)
+    if os.path.isfile(path):
+        name = name or os.path.splitext(os.path.basename(path))[0]
+        paths, own = lists.read(path, root, classes)
+        return _Found(FileImages(paths), own, name)
+    raise DataError(f"no such folder or list file: {one_line(path)}")
+
+
+def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, root: str | None, name: str) -> _Found:
+    paths = lists.resolve(given, root or os.getcwd())
+    _check_root(paths, root)
+    for i, path in enumerate(paths):
+        if not os.path.isfile(path):
+            raise DataError(f"{name}: no such file: {one_line(path)} (item {i})")
+    own = None if labels is None else from_given(labels, classes, len(paths), name)
+    return _Found(FileImages(paths), own, name)
+
+
+def _is_paths(source: Any) -> bool:
+    if isinstance(source, np.ndarray):
+        return source.dtype.kind == "U" and source.ndim == 1
+    return (
+        isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(p, (str, os.PathLike)) for p in source)
+    )
+
+
+def _check_root(paths: list[str], root: str | None) -> None:
+    for path in paths:
+        if root is not None and not lists.inside(path, root):
+            raise DataError(f"{one_line(path)} leaves the root {one_line(root)}")

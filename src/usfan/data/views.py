@@ -1,0 +1,127 @@
+"""What the network sees of a picture: crops and flips on the device, drawn per sample, in one gather.
+
+A draw is a function of (seed, epoch, sample number): the same in one process or eight, resumed or not, CPU or GPU.
+It comes from a 64-bit mixing function on integer tensors, not from a generator that would have to be carried along.
+
+Shapes: pixels N×C×R×R uint8; a view B×C×S×S float.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a network wants to see."""
+
+    channels: int = 3
+    """3 for colour, 1 for grey."""
+    size: int = 224
+    """Side of the square that the network sees."""
+    resize: int = 256
+    """Side of the square that images are resized to before the crop."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Subtracted from pixels in 0…1, per channel."""
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    """Divides after the subtraction, per channel."""
+    augment: str = "crop-flip"
+    """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9) or "none" (digits)."""
+
+
+_MASK = (1 << 63) - 1
+_ADD = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MULTIPLY_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser; products wrap around, shifts are made logical by a mask."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MULTIPLY_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MULTIPLY_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def keyed_integers(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -> Tensor:
+    """One non-negative integer per sample, from (seed, epoch, sample, stream)."""
+    x = _mix(torch.full_like(sample, seed) + _ADD)
+    x = _mix(x + epoch * _ADD + stream)
+    return _mix(x + sample * _ADD) & _MASK
+
+
+def keyed_uniform(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -> Tensor:
+    """One number in [0, 1) per sample."""
+    return (keyed_integers(seed, epoch, sample, stream) >> 39).float() / (1 << 24)
+
+
+@functools.lru_cache(maxsize=64)
+def _statistics(spec: InputSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and std in units of 0…255. Made once: a captured step must not bring values from the host."""
+    mean, std = torch.tensor([spec.mean, spec.std], device=device) * 255
+    return mean.view(-1, 1, 1), std.view(-1, 1, 1)
+
+
+def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
+    """uint8 → (x/255 − mean) / std, in float32."""
+    mean, std = _statistics(spec, pixels.device)
+    return (pixels.float() - mean) / std
+
+
+def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:
+    """The centre crop, normalised."""
+    low = (pixels.shape[-1] - spec.size) // 2
+    return normalise(pixels[..., low : low + spec.size, low : low + spec.size], spec)
+
+
+test_view.__test__ = False  # type: ignore[attr-defined]  # a view, not a test
+
+
+def train_view(
+    pixels: Tensor, rows: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor
+) -> Tensor:
+    """Random views of pixels[rows]; `samples` are the numbers that key the draws."""
+    if spec.augment == "none":
+        return test_view(pixels[rows], spec)
+    if spec.augment == "resized-crop-flip":
+        return resized_crop_flip(pixels[rows], samples, spec, seed, epoch)
+    return normalise(crop_flip(pixels, rows, samples, spec.size, seed, epoch), spec)
+
+
+def crop_flip(pixels: Tensor, rows: Tensor, samples: Tensor, size: int, seed: int, epoch: int | Tensor) -> Tensor:
+    """Per sample: a crop of size×size at a random place, flipped left to right with probability ½. One gather."""
+    room = pixels.shape[-1] - size + 1
+    top = keyed_integers(seed, epoch, samples, 0) % room
+    left = keyed_integers(seed, epoch, samples, 1) % room
+    flip = keyed_integers(seed, epoch, samples, 2) % 2 == 1
+    span = torch.arange(size, device=pixels.device)
+    columns = torch.where(flip[:, None], size - 1 - span, span) + left[:, None]
+    lines = span + top[:, None]
+    channels = torch.arange(pixels.shape[1], device=pixels.device)
+    return pixels[
+        rows[:, None, None, None], channels[:, None, None], lines[:, None, :, None], columns[:, None, None, :]
+    ]
+
+
+def resized_crop_flip(
+    pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor, smallest: float = 0.6
+) -> Tensor:
+    """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size (bilinear), maybe flipped."""
+    u = [keyed_uniform(seed, epoch, samples, stream) for stream in range(5)]
+    area = smallest + (1 - smallest) * u[0]
+    aspect = torch.exp((2 * u[1] - 1) * math.log(4 / 3))
+    width = (area * aspect).sqrt().clamp(max=1)
+    height = (area / aspect).sqrt().clamp(max=1)
+    centre_x, centre_y = (2 * u[2] - 1) * (1 - width), (2 * u[3] - 1) * (1 - height)
+    sign = torch.where(u[4] < 0.5, -1.0, 1.0)
+    theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
+    theta[:, 0, 0], theta[:, 0, 2], theta[:, 1, 1], theta[:, 1, 2] = width * sign, centre_x, height, centre_y
+    grid = torch.nn.functional.affine_grid(
+        theta, [len(samples), pixels.shape[1], spec.size, spec.size], align_corners=False
+    )
+    view = normalise(pixels, spec)
+    return torch.nn.functional.grid_sample(view, grid, padding_mode="border", align_corners=False)

@@ -1,0 +1,276 @@
+"""The step that both stages take: SHOT's optimiser and schedule, and a step function replayed as a CUDA graph.
+
+On a GPU the first steps of each batch size run eagerly (they are real steps, and warm up), then the whole step (view,
+forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where capture
+fails the step goes on eagerly, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from usfan.config import OptimiserConfig
+from usfan.data.cache import PixelStore, open_store
+from usfan.data.views import InputSpec, test_view, train_view
+from usfan.models.classifier import Classifier
+from usfan.runtime import Runtime, permutation
+
+log = logging.getLogger(__name__)
+
+WARM_UP = 3
+WORTH_COMPILING = 150
+"""Steps from which compiling pays under compile="auto"."""
+
+
+class Optimiser:
+    """SGD with Nesterov momentum; the learning rate falls as (1 + 10 p)^(−0.75), p the share of the steps done."""
+
+    def __init__(
+        self, classifier: Classifier, config: OptimiserConfig, steps: int, runtime: Runtime, *, head: bool
+    ) -> None:
+        scale = 0.1 if config.backbone_lr_scale is None else config.backbone_lr_scale
+        groups = classifier.parameter_groups(config.lr, scale, head=head)
+        self.parameters = [p for g in groups for p in g["params"] if p.requires_grad]
+        cuda = runtime.device.type == "cuda"
+        if cuda:  # a tensor, so that a captured step reads the new value
+            for group in groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=runtime.device)
+        self.sgd = torch.optim.SGD(
+            groups,
+            momentum=config.momentum,
+            nesterov=config.momentum > 0,
+            weight_decay=config.weight_decay,
+            fused=cuda or None,
+        )
+        self.lr, self.steps, self.runtime = config.lr, max(1, steps), runtime
+
+    def schedule(self, step: int) -> float:
+        """Set the learning rates for this step."""
+        factor = (1 + 10 * step / self.steps) ** -0.75
+        for group in self.sgd.param_groups:
+            value = self.lr * group["lr_scale"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+        return self.lr * factor
+
+    def update(self, loss: Tensor) -> None:
+        self.sgd.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.runtime.world > 1:
+            self.sum_gradients()
+        self.sgd.step()
+
+    def sum_gradients(self) -> None:
+        """One message for all gradients. Parameters that got none in this process count as zero."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        flat = self.runtime.total(torch.cat([g.reshape(-1) for g in grads]))
+        for parameter, part in zip(self.parameters, flat.split([g.numel() for g in grads]), strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The momentum buffers, for a checkpoint."""
+        state = self.sgd.state
+        return {
+            f"momentum.{i}": state[p]["momentum_buffer"]
+            for i, p in enumerate(self.parameters)
+            if state.get(p, {}).get("momentum_buffer") is not None
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for i, parameter in enumerate(self.parameters):
+            if f"momentum.{i}" in tensors:
+                self.sgd.state[parameter]["momentum_buffer"] = tensors[f"momentum.{i}"].to(parameter)
+
+
+class Stepper:
+    """Calls `step(*inputs)`; on a GPU, where it pays, replays it as a CUDA graph, one per batch size."""
+
+    def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int) -> None:
+        self.step, self.device = step, runtime.device
+        self.capture = worth_compiling(runtime, steps)
+        self.calls: dict[int, int] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        if not self.capture:
+            return self.step(*inputs)
+        size = len(inputs[0])
+        if size in self.graphs:
+            graph, static, result = self.graphs[size]
+            for there, here in zip(static, inputs, strict=True):
+                there.copy_(here, non_blocking=True)
+            graph.replay()
+            return result.clone()
+        self.calls[size] = self.calls.get(size, 0) + 1
+        if self.calls[size] <= WARM_UP:
+            return self._on_side_stream(inputs)
+        return self._record(inputs)
+
+    def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            result = self.step(*inputs)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        return result
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        static = tuple(t.clone() for t in inputs)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(graph):
+                result = self.step(*static)
+        except Exception as error:
+            log.warning("the step could not be captured as a CUDA graph and runs eagerly: %s", error)
+            self.capture = False
+            torch.cuda.synchronize(self.device)
+            return self.step(*inputs)
+        self.graphs[len(inputs[0])] = (graph, static, result)
+        graph.replay()
+        return result.clone()
+
+
+class Feeder:
+    """Training views of a store: gathered on the device where the pixels lie there, else staged batch by batch."""
+
+    def __init__(self, store: PixelStore, spec: InputSpec, seed: int, runtime: Runtime) -> None:
+        self.store, self.spec, self.seed, self.device = store, spec, seed, runtime.device
+        self.resident = store.pixels.device.type == runtime.device.type
+        self.epoch = torch.zeros((), dtype=torch.long, device=runtime.device)
+
+    def inputs(self, samples: Tensor) -> tuple[Tensor, ...]:
+        """What the step is called with: sample numbers and, where they must be brought, their pixels."""
+        samples = samples.to(self.device)
+        return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
+
+    def view(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+        if staged is None:
+            return train_view(self.store.pixels, samples, samples, self.spec, self.seed, self.epoch)
+        rows = torch.arange(len(samples), device=self.device)
+        return train_view(staged, rows, samples, self.spec, self.seed, self.epoch)
+
+
+def engine_store(images: Any, spec: InputSpec, runtime: Runtime) -> PixelStore:
+    """The decoded images of a data set, at the size that the network's views start from; a store is taken as it is."""
+    if isinstance(images, PixelStore):
+        return images
+    return open_store(
+        images,
+        size=spec.resize,
+        channels=spec.channels,
+        device=runtime.device,
+        cache_dir=runtime.cache,
+        workers=runtime.workers,
+    )
+
+
+def worth_compiling(runtime: Runtime, steps: int) -> bool:
+    return runtime.fast and (runtime.compile == "on" or steps >= WORTH_COMPILING)
+
+
+@functools.cache
+def compiled_forward() -> Callable:
+    """One compiled function for all classifiers: networks of the same shape share its code."""
+    torch._dynamo.config.recompile_limit = 64  # a study has several networks, in training and in test mode
+    return torch.compile(lambda classifier, images: classifier(images), dynamic=False)
+
+
+def forward(
+    classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(features, logits) in float32, whatever the precision of the network."""
+    if runtime.device.type == "cuda":
+        images = images.contiguous(memory_format=torch.channels_last)
+    with runtime.autocast():
+        features, logits = compiled_forward()(classifier, images) if compiled else classifier(images)
+    return features.float(), logits.float()
+
+
+def prepare(classifier: Classifier, runtime: Runtime) -> Classifier:
+    """On the device, channels last where that is faster, BatchNorm over the global batch where there are several processes."""
+    classifier = classifier.to(runtime.device)
+    if runtime.device.type == "cuda":
+        classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if runtime.world > 1:
+        from usfan.models.sync_norm import sync_batch_norms
+
+        sync_batch_norms(classifier)
+    return classifier
+
+
+def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, runtime: Runtime) -> Iterator[tuple[Tensor, int]]:
+    """This process's rows of each global batch, with the size of the global batch. A last batch of one is left out."""
+    order = permutation(count, seed, epoch)
+    if runtime.device.type == "cuda":
+        order = order.to(runtime.device)
+    for start in range(0, count, batch_size):
+        batch = order[start : start + batch_size]
+        if len(batch) >= 2:
+            yield batch[runtime.rank :: runtime.world], len(batch)
+
+
+def count_batches(count: int, batch_size: int) -> int:
+    full, rest = divmod(count, batch_size)
+    return full + (rest >= 2)
+
+
+def set_mode(classifier: nn.Module, *, training: bool, batch_norm: str = "train") -> None:
+    """train/eval, with BatchNorm kept at the source's statistics under batch_norm="frozen"."""
+    classifier.train(training)
+    if training and batch_norm == "frozen":
+        from usfan.models.classifier import batch_norms
+
+        for layer in batch_norms(classifier):
+            layer.eval()
+
+
+@torch.no_grad()
+def forward_store(
+    classifier: Classifier,
+    store: PixelStore,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    rows: Tensor | None = None,
+    batch_size: int = 256,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
+    classifier.eval()
+    if rows is None:
+        rows = torch.arange(len(store), device=runtime.device)
+    count = len(rows)
+    parts: list[tuple[Tensor, Tensor]] = []
+    own = range(runtime.rank * batch_size, count, runtime.world * batch_size)
+    for start in own:
+        index = rows[start : start + batch_size]
+        padded = index if len(index) == batch_size or not compiled else rows[:1].expand(batch_size).clone()
+        if padded is not index:
+            padded[: len(index)] = index
+        images = test_view(store.batch(padded, runtime.device), spec)
+        features, logits = forward(classifier, images, runtime, compiled=compiled)
+        parts.append((features[: len(index)], logits[: len(index)]))
+    if runtime.world == 1:
+        return torch.cat([f for f, _ in parts]), torch.cat([z for _, z in parts])
+    return gather_parts(classifier, parts, list(own), count, runtime)
+
+
+def gather_parts(
+    classifier: Classifier, parts: list[tuple[Tensor, Tensor]], starts: list[int], count: int, runtime: Runtime
+) -> tuple[Tensor, Tensor]:
+    """Each process fills its own rows of a table of zeros; the sum of the tables is the whole."""
+    weight, _ = classifier.head_tensors()
+    features = torch.zeros(count, weight.shape[1], device=runtime.device)
+    logits = torch.zeros(count, weight.shape[0], device=runtime.device)
+    for start, (f, z) in zip(starts, parts, strict=True):
+        features[start : start + len(f)], logits[start : start + len(z)] = f, z
+    return runtime.total(features), runtime.total(logits)

@@ -1,0 +1,141 @@
+"""How well probabilities match what turns out right: proper scores, calibration error, selective prediction.
+
+With p (N×K) the probabilities, y (N) the labels, c = max_k p the confidence and r = 1[argmax p = y]:
+
+    NLL     −mean log p_y
+    Brier   mean Σ_k (p_k − 1[y = k])²              0 to 2; for K = 2 twice the binary score
+    ECE     Σ_b n_b/N · |mean_b r − mean_b c|       over 15 bins of equal width; adaptive: of equal mass
+    AURC    mean over i of the error rate among the i most certain samples
+
+ECE, adaptive ECE and AURC are percentages, 0 to 100. Samples that tie share the mean of their group, so no figure
+depends on the order of the samples. Everything is computed in float64 on the host.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from usfan.errors import DataError
+
+BINS = 15
+ROWS = 16_384  # rows turned into float64 at a time, so that wide outputs (K = 345) need little memory
+SMALLEST = torch.finfo(
+    torch.float32
+).tiny  # a float32 softmax that underflowed to 0 counts as this: its log is −87, not −∞
+
+
+class ReliabilityBins(NamedTuple):
+    """One row per bin; `confidence` and `accuracy` are in [0, 1], and 0 where `counts` is 0."""
+
+    edges: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+    counts: Tensor
+
+
+def calibration_metrics(
+    probs: Tensor, labels: Tensor, prefix: str = "", *, score: Tensor | None = None
+) -> dict[str, float]:
+    """`nll`, `brier`, `ece`, `adaptive_ece`, `aurc` of probs N×K against labels N, each key with `prefix` before it.
+
+    `score` (N, higher = less certain) is what AURC ranks by; without it, 1 − max p.
+    """
+    probs, labels = checked(probs, labels)
+    confidence, predicted = _max(probs)
+    correct = (predicted == labels).double()
+    own = probs.gather(1, labels[:, None]).squeeze(1).double()
+    squares = per_sample(lambda p: p.square().sum(dim=1), probs)
+    figures: dict[str, Tensor | float] = {
+        "nll": -own.clamp_min(SMALLEST).log().mean(),
+        "brier": (squares - 2 * own + 1).mean(),
+        "ece": 100 * _gap(_equal_width(confidence, BINS), confidence, correct, BINS),
+        "adaptive_ece": 100 * _adaptive_gap(confidence, correct, BINS),
+        "aurc": aurc(correct, 1 - confidence if score is None else score),
+    }
+    return {prefix + name: float(value) for name, value in figures.items()}
+
+
+def reliability_bins(probs: Tensor, labels: Tensor, bins: int = BINS) -> ReliabilityBins:
+    """The reliability diagram of probs N×K: `bins` bins of equal width, [a, b), the last one with its right end.
+
+    A confidence of exactly 1 belongs to the last bin. (torchmetrics gives it a bin of its own, the 16th of 15.)
+    """
+    probs, labels = checked(probs, labels)
+    confidence, predicted = _max(probs)
+    index = _equal_width(confidence, bins)
+    count = torch.bincount(index, minlength=bins)
+    mean = [
+        torch.bincount(index, weights=v, minlength=bins) / count.clamp_min(1)
+        for v in (confidence, (predicted == labels).double())
+    ]
+    return ReliabilityBins(torch.linspace(0, 1, bins + 1, dtype=torch.float64), mean[0], mean[1], count)
+
+
+def aurc(correct: Tensor, score: Tensor) -> float:
+    """Area under the risk-coverage curve, percent: the error rate among the i lowest scores, averaged over i = 1…N."""
+    if correct.shape != score.shape:
+        raise DataError(
+            f"one score per sample is needed: {tuple(score.shape)} scores for {tuple(correct.shape)} samples"
+        )
+    score = score.detach().cpu().double()
+    order = score.argsort(stable=True)
+    errors = 1 - _shared_by_ties(score, correct.detach().cpu().double())[order]
+    covered = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    return float(100 * (errors.cumsum(0) / covered).mean())
+
+
+def entropies(probs: Tensor) -> Tensor:
+    """H(p) in nats of each row of probs N×K, float64; 0·log 0 = 0."""
+    return per_sample(lambda p: torch.special.entr(p.clamp_min(0)).sum(dim=1), probs.detach().cpu())
+
+
+def per_sample(function: Callable[[Tensor], Tensor], probs: Tensor) -> Tensor:
+    """`function` of the rows in float64, a slice of rows at a time."""
+    return torch.cat([function(rows.double()) for rows in probs.split(ROWS)])
+
+
+def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on the host, after checking that they can be scored: N×K finite probabilities, N labels in 0…K−1, N > 0."""
+    probs, labels = probs.detach().cpu(), labels.detach().cpu().long()
+    if probs.ndim != 2 or labels.shape != probs.shape[:1]:
+        raise DataError(
+            f"probabilities N×K and labels N are needed, got shapes {tuple(probs.shape)} and {tuple(labels.shape)}"
+        )
+    if len(labels) == 0:
+        raise DataError("there is no labelled sample to score: check that DATA holds readable images with labels")
+    if not bool(torch.isfinite(probs).all()):
+        raise DataError("some probabilities are not finite: the model has diverged, try a lower learning rate")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= probs.shape[1]:
+        raise DataError(
+            f"labels must lie in 0…{probs.shape[1] - 1}, got {low}…{high}: "
+            "with classes the model does not know, pass --open-set"
+        )
+    return probs, labels
+
+
+def _max(probs: Tensor) -> tuple[Tensor, Tensor]:
+    confidence, predicted = probs.max(dim=1)
+    return confidence.double(), predicted
+
+
+def _equal_width(confidence: Tensor, bins: int) -> Tensor:
+    inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    return torch.bucketize(confidence, inner, right=True)
+
+
+def _gap(index: Tensor, confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
+    return torch.bincount(index, weights=correct - confidence, minlength=bins).abs().sum() / len(index)
+
+
+def _adaptive_gap(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
+    order = confidence.argsort(stable=True)
+    index = torch.arange(len(order)) * bins // len(order)
+    return _gap(index, confidence[order], _shared_by_ties(confidence, correct)[order], bins)
+
+
+def _shared_by_ties(key: Tensor, values: Tensor) -> Tensor:
+    _, group, size = torch.unique(key, return_inverse=True, return_counts=True)
+    return (torch.bincount(group, weights=values) / size)[group]

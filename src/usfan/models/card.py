@@ -1,0 +1,39 @@
+"""The model card: what a stranger should know of a model folder, in Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def model_card(config: dict[str, Any]) -> str:
+    architecture, spec, posterior = config["architecture"], config["input"], config["posterior"]
+    network = architecture.get("backbone") or f"{architecture['module']} (a module of its own, given again at loading)"
+    names = config["classes"]
+    shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    kind = "source model" if config["kind"] == "source" else f"model adapted by {config['method']}"
+    lines = [
+        f"# An image classifier with a posterior: {kind}",
+        "",
+        "Made by usfan. Load it with `usfan.SourceModel.load(folder)`.",
+        "",
+        "| what | value |",
+        "|---|---|",
+        f"| network | {_cell(network)} |",
+        f"| input | {spec['channels']}×{spec['size']}×{spec['size']}, mean {spec['mean']}, std {spec['std']} |",
+        f"| classes | {_cell(shown)} |",
+        f"| last layer | {posterior['features']} features{', bias' if posterior['bias'] else ''} |",
+        f"| prior precision | {posterior['prior_precision']:.4g} ({posterior['prior']}, {posterior['damping']} damping) |",
+        f"| fitted on | {posterior['count']} samples |",
+    ]
+    for name, value in config.get("summary", {}).items():
+        if isinstance(value, (int, float, str)):
+            lines.append(f"| {_cell(name)} | {_cell(value)} |")
+    lines += [
+        "",
+        "It holds weights and second moments of features, no image. What these reveal: see the project's docs, artifact page.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,142 @@
+"""The network: backbone → bottleneck (Linear + BatchNorm) → weight-normalised linear head, as the SHOT recipe has it.
+
+`forward` returns (features B×D, logits B×K). The head is the hypothesis h of the paper, all before it the extractor g.
+A foreign classifier that ends in a Linear is wrapped, not rebuilt: its own Linear is the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from usfan.errors import ConfigError
+
+
+class Classifier(nn.Module):
+    """g: backbone and bottleneck; h: head."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        classes: int,
+        *,
+        bottleneck: int = 256,
+        dropout: float = 0.0,
+        head_bias: bool = True,
+        head_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ConfigError(f"a classifier needs at least two classes; got {classes}")
+        self.backbone = backbone
+        width = bottleneck or features
+        self.bottleneck: nn.Module = nn.Identity()
+        if bottleneck:
+            linear = nn.Linear(features, bottleneck)
+            nn.init.xavier_normal_(linear.weight)
+            nn.init.zeros_(linear.bias)
+            self.bottleneck = nn.Sequential(linear, nn.BatchNorm1d(bottleneck), nn.Dropout(dropout))
+        head = nn.Linear(width, classes, bias=head_bias)
+        nn.init.xavier_normal_(head.weight)
+        if head_bias:
+            nn.init.zeros_(head.bias)
+        self.head = weight_norm(head) if head_norm else head
+
+    def extract(self, images: Tensor) -> Tensor:
+        return self.bottleneck(self.backbone(images))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.extract(images)
+        return features, self.head(features)
+
+    def head_tensors(self) -> tuple[Tensor, Tensor | None]:
+        """The effective weight K×D and the bias K (or None) of the head."""
+        bias = self.head.bias
+        return self.head.weight.detach().clone(), None if bias is None else bias.detach().clone()
+
+    def parameter_groups(self, lr: float, backbone_scale: float, *, head: bool) -> list[dict]:
+        """SHOT's learning rates: backbone × `backbone_scale`, the rest × 1; `head=False` freezes the head."""
+        fresh = list(self.bottleneck.parameters())
+        if head:
+            fresh += list(self.head.parameters())
+        groups = [
+            {"params": list(self.backbone.parameters()), "lr": lr * backbone_scale, "lr_scale": backbone_scale},
+            {"params": fresh, "lr": lr, "lr_scale": 1.0},
+        ]
+        return [g for g in groups if g["params"]]
+
+
+class WrappedClassifier(Classifier):
+    """A foreign module whose last operation is the Linear named `head_name`: the module without it is the backbone."""
+
+    def __init__(self, module: nn.Module, head_name: str) -> None:
+        nn.Module.__init__(self)
+        head = find_linear(module, head_name)
+        self.head_name = head_name
+        replace_module(module, head_name, nn.Identity())
+        self.backbone = module
+        self.bottleneck = nn.Identity()
+        self.head = head
+
+
+def find_linear(module: nn.Module, name: str) -> nn.Linear:
+    try:
+        head = module.get_submodule(name)
+    except AttributeError:
+        head = None
+    if not isinstance(head, nn.Linear):
+        linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)][-4:]
+        what = "is not in the module" if head is None else f"is a {type(head).__name__}, not a Linear"
+        raise ConfigError(f"head {name!r} {what}; its last Linear layers are: {', '.join(linears) or 'none'}")
+    return head
+
+
+def replace_module(module: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(parent), leaf, new)
+
+
+def guess_head(module: nn.Module) -> str:
+    """The name of the classifier: timm says it itself; else the only Linear there is, else an error that lists them."""
+    names = {id(m): n for n, m in module.named_modules()}
+    get = getattr(module, "get_classifier", None)
+    if callable(get):
+        head = get()
+        if isinstance(head, nn.Linear) and id(head) in names:
+            return names[id(head)]
+    linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and n]
+    if len(linears) == 1:
+        return linears[0]
+    raise ConfigError(
+        f"pass head=NAME, the final Linear layer; the Linear layers are: {', '.join(linears[-6:]) or 'none'}"
+    )
+
+
+def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> WrappedClassifier:
+    """Wrap, and check on an example batch that the module really ends in that Linear."""
+    name = head or guess_head(module)
+    find_linear(module, name)
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        before = module(example)
+        wrapped = WrappedClassifier(module, name)
+        features, logits = wrapped.eval()(example)
+    wrapped.train(was_training)
+    same = isinstance(before, Tensor) and before.shape == logits.shape and features.ndim == 2
+    if not same or not torch.allclose(before, logits, rtol=1e-4, atol=1e-4):
+        replace_module(module, name, wrapped.head)
+        raise ConfigError(
+            f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
+        )
+    return wrapped
+
+
+def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
+    for child in module.modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            yield child

@@ -1,0 +1,168 @@
+"""What stage 1 gives to stage 2: a classifier, its posterior, its classes and its input. No data inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from usfan.data.views import InputSpec, test_view
+from usfan.models.classifier import Classifier
+from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.posterior.predictive import certainty_weights, entropy
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row per image. `probs` and `label` are the point estimate's, as in the paper; the rest is the posterior's."""
+
+    probs: Tensor
+    """B × K."""
+    label: Tensor
+    """B class indices."""
+    entropy: Tensor
+    """B, of the posterior predictive, in nats."""
+    weight: Tensor
+    """B, its certainty exp(−H): 1 is certain, 1/K knows nothing."""
+    unknown: Tensor
+    """B booleans: judged to be of no known class. All false for a model without an unknown rule."""
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The class names of `label`."""
+        return [self.classes[i] for i in self.label.tolist()]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a pass over a data set gives, N rows in the order of the data."""
+
+    features: Tensor
+    logits: Tensor
+    probs: Tensor
+    posterior_probs: Tensor
+    mutual_information: Tensor
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The target as the source model and as the adapted model see it."""
+
+    before: Outputs
+    after: Outputs
+    kept: Tensor
+    """Positions in the data of the images that could be read, in the order of the outputs."""
+    skipped: tuple[Any, ...] = ()
+
+
+@dataclass(eq=False)
+class SourceModel:
+    """A trained classifier with the posterior of its last layer."""
+
+    classifier: Classifier
+    posterior: KroneckerPosterior
+    classes: tuple[str, ...]
+    spec: InputSpec
+    architecture: dict[str, Any]
+    """What rebuilds the network: {"backbone", "bottleneck", …}, or {"module": class name, "head": layer} for a foreign one."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Of the training: settings and scores, no sample."""
+    temperature: float = 0.4
+    samples: int = 128
+    kind = "source"
+
+    def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
+        """The posterior's view of features and logits that a pass gave."""
+        posterior_probs, information = self.posterior.moments(features, self.temperature, self.samples)
+        return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
+
+    def flag_unknown(self, outputs: Outputs) -> Tensor:
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.logits.device)
+
+    def to_prediction(self, outputs: Outputs) -> Prediction:
+        p = outputs.posterior_probs
+        label = outputs.logits.argmax(dim=1)
+        return Prediction(
+            outputs.probs, label, entropy(p), certainty_weights(p), self.flag_unknown(outputs), self.classes
+        )
+
+    def predict(self, images: Any, batch_size: int = 64) -> Prediction:
+        """Images as a tensor or array (one or many), a path, a folder, or an `ImageData`."""
+        parts = [self.to_prediction(outputs) for _, outputs in self.predict_batches(images, batch_size)]
+        names = ("probs", "label", "entropy", "weight", "unknown")
+        return Prediction(*(torch.cat([getattr(p, n) for p in parts]) for n in names), self.classes)
+
+    def predict_batches(self, images: Any, batch_size: int = 64, **options: Any) -> Iterator[tuple[Tensor, Outputs]]:
+        """(positions, outputs) batch by batch; memory does not grow with the number of images."""
+        from usfan.data.stream import stream
+
+        device = self.posterior.weight.device
+        self.classifier.eval()
+        for index, pixels in stream(
+            as_images(images), size=self.spec.resize, channels=self.spec.channels, batch_size=batch_size, **options
+        ):
+            with torch.no_grad():
+                features, logits = self.classifier(test_view(pixels.to(device), self.spec))
+                yield index, self.outputs_of(features.float(), logits.float())
+
+    def to(self, device: Any) -> SourceModel:
+        """Move the network and the posterior, in place."""
+        self.classifier.to(device)
+        self.posterior = self.posterior.to(device)
+        return self
+
+    def save(self, folder: str | Path, *, private: bool = False) -> Path:
+        from usfan.models.artifact import save_model
+
+        return save_model(self, Path(folder), private=private)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
+        """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: only tensors are stored."""
+        from usfan.models.artifact import load_model
+
+        return load_model(folder, module=module)
+
+
+@dataclass(eq=False)
+class AdaptedModel(SourceModel):
+    """A source model after stage 2: the extractor moved, the head and the posterior are the source's."""
+
+    method: str = "u-sfan"
+    unknown_rule: Any = None
+    """`adaptation.open_set.UnknownRule`, or None in closed set: how one image alone is judged unknown."""
+    history: dict[str, Any] = field(default_factory=dict)
+    """Of the adaptation: what was kept and why, the validators per epoch. Saved in the run's metrics, not in the model."""
+    passes: Passes | None = None
+    """The target before and after, fresh from `adapt`; not saved with the model."""
+    kind = "adapted"
+
+    def flag_unknown(self, outputs: Outputs) -> Tensor:
+        if self.unknown_rule is None:
+            return super().flag_unknown(outputs)
+        return self.unknown_rule.flag(outputs)
+
+
+def as_images(images: Any) -> Any:
+    """An `ImageData` of whatever was given; a single image counts as a batch of one."""
+    from usfan.data.sources import ImageData
+
+    if isinstance(images, ImageData):
+        return images
+    if (
+        isinstance(images, (str, Path))
+        and Path(images).is_file()
+        and Path(images).suffix.lower() not in (".txt", ".lst", ".list")
+    ):
+        return ImageData([str(images)])
+    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] in (1, 3))):
+        images = images[None]
+    return ImageData(images)

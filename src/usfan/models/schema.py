@@ -1,0 +1,154 @@
+"""The fields of config.json, checked one by one: a stranger wrote the file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from usfan.data.views import InputSpec
+from usfan.errors import ArtifactError
+
+MAX_CLASSES = 100_000
+MAX_WIDTH = 65_536
+MAX_SIDE = 4_096
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """config.json after the checks."""
+
+    kind: str
+    architecture: dict[str, Any]
+    classes: tuple[str, ...]
+    spec: InputSpec
+    posterior: dict[str, Any]
+    temperature: float
+    samples: int
+    summary: dict[str, Any]
+    method: str
+    unknown_rule: dict[str, Any] | None
+
+
+class _Reader:
+    """Takes typed fields out of a table, and names the field when one is off."""
+
+    def __init__(self, values: Any, file: Path, place: str = "") -> None:
+        if not isinstance(values, dict):
+            raise ArtifactError(f"{file}: {place or 'the file'} must be a table")
+        self.values, self.file, self.place = values, file, place
+
+    def fail(self, name: str, what: str) -> ArtifactError:
+        shown = repr(self.values.get(name))
+        shown = shown if len(shown) < 60 else shown[:57] + "…"
+        return ArtifactError(f"{self.file}: {self.place}{name} must be {what}; got {shown}")
+
+    def text(self, name: str, allowed: tuple[str, ...] | None = None) -> str:
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value or len(value) > 200 or (allowed and value not in allowed):
+            raise self.fail(name, f"one of {', '.join(allowed)}" if allowed else "a short text")
+        return value
+
+    def whole(self, name: str, low: int, high: int) -> int:
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(name, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float:
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise self.fail(name, f"a number from {low} to {high}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.values.get(name)
+        if not isinstance(value, bool):
+            raise self.fail(name, "true or false")
+        return value
+
+    def table(self, name: str) -> _Reader:
+        return _Reader(self.values.get(name), self.file, f"{self.place}{name}.")
+
+
+def parse_config(values: Any, file: Path) -> ModelConfig:
+    reader = _Reader(values, file)
+    reader.text("format", ("usfan",))
+    version = reader.whole("version", 1, 1_000_000)
+    if version > 1:
+        raise ArtifactError(f"{file}: version {version} is newer than this usfan reads (1): update usfan")
+    kind = reader.text("kind", ("source", "adapted"))
+    classes = read_classes(reader)
+    spec = read_spec(reader.table("input"))
+    posterior = read_settings(reader.table("posterior"))
+    summary = values.get("summary")
+    rule = values.get("unknown_rule") if kind == "adapted" else None
+    if rule is not None and not isinstance(rule, dict):
+        raise reader.fail("unknown_rule", "a table or null")
+    return ModelConfig(
+        kind,
+        read_architecture(reader.table("architecture")),
+        classes,
+        spec,
+        posterior,
+        reader.number("temperature", 1e-3, 1e3),
+        reader.whole("samples", 1, 65_536),
+        summary if isinstance(summary, dict) else {},
+        reader.text("method") if kind == "adapted" else "",
+        rule,
+    )
+
+
+def read_classes(reader: _Reader) -> tuple[str, ...]:
+    names = reader.values.get("classes")
+    if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES or not all(isinstance(n, str) for n in names):
+        raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
+    if len(set(names)) != len(names) or any(len(n) > 1000 for n in names):
+        raise reader.fail("classes", "different, short names")
+    return tuple(names)
+
+
+def read_architecture(reader: _Reader) -> dict[str, Any]:
+    if "module" in reader.values:
+        return {"module": reader.text("module"), "head": reader.text("head")}
+    return {
+        "backbone": reader.text("backbone"),
+        "bottleneck": reader.whole("bottleneck", 0, MAX_WIDTH),
+        "dropout": reader.number("dropout", 0, 0.99),
+        "head_bias": reader.flag("head_bias"),
+        "head_norm": reader.flag("head_norm"),
+    }
+
+
+def read_spec(reader: _Reader) -> InputSpec:
+    channels = reader.whole("channels", 1, 16)
+    size = reader.whole("size", 1, MAX_SIDE)
+    stats = []
+    for name in ("mean", "std"):
+        value = reader.values.get(name)
+        numbers = isinstance(value, list) and len(value) == channels and all(type(v) in (int, float) for v in value)
+        if not numbers or not all(math.isfinite(v) and (name == "mean" or v > 0) for v in value):  # type: ignore[union-attr]
+            raise reader.fail(name, f"{channels} numbers")
+        stats.append(tuple(float(v) for v in value))  # type: ignore[union-attr]
+    augment = reader.text("augment", ("crop-flip", "resized-crop-flip", "none"))
+    spec = InputSpec(channels, size, reader.whole("resize", size, MAX_SIDE), stats[0], stats[1], augment)
+    unknown = set(reader.values) - {f.name for f in fields(InputSpec)}
+    if unknown:
+        raise reader.fail(sorted(unknown)[0], "absent: this field is not known")
+    return spec
+
+
+def read_settings(reader: _Reader) -> dict[str, Any]:
+    likelihood = reader.values.get("log_likelihood")
+    if likelihood is not None:
+        likelihood = reader.number("log_likelihood", -1e300, 0)
+    return {
+        "prior_precision": reader.number("prior_precision", 1e-300, 1e300),
+        "count": reader.whole("count", 1, 1 << 50),
+        "prior": reader.text("prior", ("number", "evidence", "weight-decay")),
+        "damping": reader.text("damping", ("exact", "factored")),
+        "log_likelihood": likelihood,
+        "features": reader.whole("features", 1, MAX_WIDTH),
+        "bias": reader.flag("bias"),
+    }

@@ -1,0 +1,70 @@
+"""BatchNorm whose statistics are those of the global batch, over any number of processes, on CPU and GPU alike.
+
+torch's SyncBatchNorm takes GPU tensors only and wants equal counts for speed; here sums, squares and counts are added
+over processes, forward and backward, so that several processes normalise exactly as one would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from usfan.models.classifier import batch_norms
+
+
+def _summed(values: Tensor) -> Tensor:
+    values = values.contiguous()
+    torch.distributed.all_reduce(values)
+    return values
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over processes; its gradient is the sum of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return _summed(values.clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _summed(grad.clone())
+
+
+def global_batch_norm(layer: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
+    """Normalise with the mean and variance of the global batch, and move the running statistics as BatchNorm does."""
+    dims = [0, *range(2, inputs.ndim)]
+    values = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
+    count = torch.full((1,), values.numel() / values.shape[1], dtype=values.dtype, device=values.device)
+    # Two rounds (mean first) keep the variance exact where the mean is large.
+    sums = _Sum.apply(torch.cat([values.sum(dims), count]))
+    total = sums[-1].detach()
+    mean = sums[:-1] / total
+    shape = [1, -1] + [1] * (inputs.ndim - 2)
+    centred = values - mean.view(shape)
+    variance = _Sum.apply(centred.square().sum(dims)) / total
+    if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
+        with torch.no_grad():
+            layer.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+            rate = layer.momentum if layer.momentum is not None else 1.0 / float(layer.num_batches_tracked)  # type: ignore[arg-type]
+            layer.running_mean.lerp_(mean.detach().to(layer.running_mean), rate)
+            unbiased = variance.detach() * (total / (total - 1).clamp_min(1))
+            layer.running_var.lerp_(unbiased.to(layer.running_var), rate)
+    result = centred * torch.rsqrt(variance + layer.eps).view(shape)
+    if layer.affine:
+        result = result * layer.weight.view(shape) + layer.bias.view(shape)
+    return result.to(inputs.dtype)
+
+
+def sync_batch_norms(module: nn.Module) -> None:
+    """From now on every BatchNorm in the module uses the global batch while training; state dicts stay the same."""
+    for layer in batch_norms(module):
+        own = type(layer).forward
+
+        def forward(inputs: Tensor, layer: Any = layer, own: Any = own) -> Tensor:
+            return global_batch_norm(layer, inputs) if layer.training else own(layer, inputs)
+
+        layer.forward = forward  # type: ignore[method-assign]

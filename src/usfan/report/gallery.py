@@ -1,0 +1,120 @@
+"""Galleries: the images the model is surest of, least sure of, and takes for unknown, as small JPEGs in the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from usfan.data.decode import decode_file
+from usfan.errors import DataError
+from usfan.report.blocks import Gallery, Note, Picture, Thumbnail
+from usfan.report.read_samples import Samples
+
+BELOW = "Below each image: the predicted class, its probability, and the weight."
+SIDE = 112
+"""Pixels of a thumbnail's longer side."""
+WIDEST = 1800
+"""Pixels: a run's own picture is made smaller above this width."""
+
+
+def galleries(prefix: str, samples: Samples, most: int) -> list[Gallery | Note]:
+    """At most `most` images in each. What cannot be shown is said."""
+    if samples.paths is None:
+        return [Note(f"The galleries are left out: {samples.why_no_paths}.")]
+    weight = samples.get("weight")
+    if weight is None or "after" not in samples.predicted:
+        return [Note("The galleries are left out: samples.safetensors holds no weights or no predictions.")]
+    if most < 1:
+        return [Note("The galleries are left out: this page holds many runs; make one report for each to see them.")]
+    flagged = samples.unknown
+    nothing = torch.zeros(len(samples), dtype=torch.bool)
+    known = ~flagged if flagged is not None else ~nothing
+    plans = [
+        ("certain", "Most certain", f"The largest weights. {BELOW}", ranked(weight, known, most, largest=True)),
+        ("uncertain", "Most uncertain", f"The smallest weights. {BELOW}", ranked(weight, known, most, largest=False)),
+    ]
+    if flagged is not None:
+        text = "Flagged as a class that the model does not know; the least certain first."
+        plans.append(("unknown", "Suspected unknown", text, ranked(weight, flagged, most, largest=False)))
+    wrong = samples.groups("after").get("incorrect", nothing)
+    if samples.labels is not None:
+        text = "Wrong by the labels, at the largest weights: hard images, or wrong labels."
+        plans.append(("mistakes", "Certain and wrong", text, ranked(weight, wrong & known, most, largest=True)))
+    blocks: list[Gallery | Note] = [
+        gallery(f"{prefix}-gallery-{key}", title, text, samples, chosen) for key, title, text, chosen in plans if chosen
+    ]
+    if flagged is None:
+        blocks.append(Note("No gallery of suspected unknown images: the run was not open-set."))
+    elif not bool(flagged.any()):
+        blocks.append(Note("No image was flagged as unknown."))
+    return blocks
+
+
+def ranked(weight: Tensor, among: Tensor, most: int, *, largest: bool) -> list[int]:
+    """Positions of the `most` largest or smallest weights among the marked samples."""
+    positions = among.nonzero().flatten()
+    _, order = weight[positions].float().topk(min(most, len(positions)), largest=largest)
+    return positions[order].tolist()
+
+
+def gallery(id: str, title: str, caption: str, samples: Samples, chosen: list[int]) -> Gallery:
+    items = [thumbnail(samples, i) for i in chosen]
+    broken = sum(not item.uri for item in items)
+    if broken:
+        caption += f" {broken} of {len(items)} files cannot be shown: the reason stands in their place."
+    return Gallery(id, title, caption, items)
+
+
+def thumbnail(samples: Samples, i: int) -> Thumbnail:
+    assert samples.paths is not None
+    k = int(samples.predicted["after"][i])
+    flagged = samples.unknown is not None and bool(samples.unknown[i])
+    probs, weight = samples.get("probs_after"), samples.get("weight")
+    assert probs is not None
+    assert weight is not None
+    label = "unknown" if flagged else samples.classes[k]
+    detail = f"{100 * float(probs[i, k]):.0f} % · {float(weight[i]):.2f}"
+    mark = truth = ""
+    if samples.labels is not None:
+        true = int(samples.labels[i])
+        right = flagged if true == len(samples.classes) else not flagged and true == k
+        mark = "right" if right else "wrong"
+        truth = "" if right else f"is {[*samples.classes, 'unknown'][true]}"
+    path = str(samples.paths[i])
+    try:
+        return Thumbnail(label, truth, detail, path, uri=jpeg_uri(decode_file(path), SIDE), mark=mark)
+    except (DataError, OSError, ValueError) as error:
+        return Thumbnail(label, truth, detail, path, problem=f"{os.path.basename(path)}: {reason(error)}", mark=mark)
+
+
+def reason(error: Exception) -> str:
+    return str(getattr(error, "reason", "") or "cannot be read")
+
+
+def jpeg_uri(image: Image.Image, side: int) -> str:
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    return data_uri(image, "JPEG", quality=80, optimize=True)
+
+
+def data_uri(image: Image.Image, kind: str, **options: object) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def run_picture(id: str, path: str, title: str, caption: str, alt: str) -> Picture | Note:
+    """A picture that the run drew itself, no wider than the page needs."""
+    try:
+        image = decode_file(path)
+    except (DataError, OSError, ValueError) as error:
+        return Note(f"{os.path.basename(path)} cannot be shown: {reason(error)}.")
+    image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
+    uri = data_uri(image, "PNG", optimize=True)
+    if len(uri) > 600_000:
+        uri = data_uri(image, "JPEG", quality=85)
+    return Picture(id, title, uri, image.size, caption, alt)

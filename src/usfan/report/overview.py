@@ -1,0 +1,238 @@
+"""What was run, on what, and how it ended: headline, status, the main figures, the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
+from usfan.evaluation.metrics import calibration_metrics, classification_metrics
+from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
+from usfan.report.read_run import Run
+
+KINDS = {
+    "adapt": "adaptation",
+    "train": "training of a source model",
+    "posterior": "posterior of a trained model",
+    "evaluate": "evaluation",
+    "toy": "toy study",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One large figure; `change` is shown beside it, `mark` (better, worse) colours that."""
+
+    label: str
+    value: str
+    detail: str = ""
+    mark: str = ""
+
+
+def fill_figures(run: Run) -> None:
+    """Where labels exist but metrics.json has no figures (it is missing, or damaged), count them from the samples."""
+    samples = run.samples
+    if samples is None or samples.labels is None:
+        return
+    known = samples.labels < len(samples.classes)
+    for when in ("before", "after"):
+        probs, posterior = samples.get(f"probs_{when}"), samples.get(f"posterior_{when}")
+        if run.figures(when) or probs is None or not bool(known.any()):
+            continue
+        figures = classification_metrics(probs[known], samples.labels[known], samples.classes)
+        figures.pop("per_class_accuracy")  # the table counts them itself, the unknown among them
+        if posterior is not None:
+            figures |= calibration_metrics(posterior[known], samples.labels[known], "posterior_")
+        run.metrics[when] = figures
+
+
+def kept_epoch(run: Run) -> int | None:
+    value = run.metrics.get("kept_epoch", run.kept.get("epoch", run.metrics.get("best_epoch")))
+    return value if isinstance(value, int) else None
+
+
+def planned_epochs(run: Run) -> int | None:
+    value = run.metrics.get("epochs", run.kept.get("of", run.settings.get("epochs")))
+    return value if isinstance(value, int) else None
+
+
+def guard_reason(run: Run) -> str:
+    guard = run.metrics.get("guard")
+    reason = guard.get("reason") if isinstance(guard, dict) else None
+    return str(reason or run.kept.get("reason") or "")
+
+
+def main_figure(run: Run) -> tuple[str, str]:
+    """Key and name of the figure that stands in the headline."""
+    return ("hos", "HOS") if is_number(run.figures("after").get("hos")) else ("accuracy", "accuracy")
+
+
+def headline(run: Run) -> str:
+    kept, planned = kept_epoch(run), planned_epochs(run)
+    if kept == 0 and planned:
+        ending = "source model kept"
+    elif kept is not None and planned:
+        ending = f"kept epoch {kept} of {planned}"
+    else:
+        ending = ""
+    if run.kind == "adapt":
+        key, name = main_figure(run)
+        before, after = run.figures("before").get(key), run.figures("after").get(key)
+        if is_number(before) and is_number(after):
+            text = f"{name} {percent(before)} → {percent(after)}"
+            return sentence(f"{text}: {ending}" if ending else text)
+        certain = certain_share(run)
+        parts = [ending, f"{percent(100 * certain, 0)} of predictions certain" if certain is not None else ""]
+        return sentence("; ".join(p for p in parts if p) or "adaptation, not finished")
+    if run.kind == "toy":
+        return toy_headline(run)
+    accuracy = run.metrics.get("accuracy", run.metrics.get("validation_accuracy"))
+    if run.kind in ("evaluate", "train") and is_number(accuracy):
+        return sentence(f"accuracy {percent(accuracy)}{f': {ending}' if ending else ''}")
+    if run.kind == "posterior" and is_number(run.metrics.get("prior_precision")):
+        return f"Prior precision {number(run.metrics['prior_precision'])}"
+    return sentence(KINDS.get(run.kind, "run") + (f": {ending}" if ending else ""))
+
+
+def toy_headline(run: Run) -> str:
+    """What U-SFAN reaches under each shift."""
+    told = []
+    for shift in ("mild", "strong"):
+        rows = run.figures(shift)
+        figures = [row.get("accuracy") for name in ("source-only", "u-sfan") if isinstance(row := rows.get(name), dict)]
+        if len(figures) == 2 and all(is_number(f) for f in figures):
+            told.append(f"{shift} shift {percent(figures[0])} → {percent(figures[1])}")
+    return f"U-SFAN: {', '.join(told)}" if told else sentence(KINDS["toy"])
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def certain_share(run: Run) -> float | None:
+    validators = run.metrics.get("validators")
+    if isinstance(validators, dict) and is_number(validators.get("certain")):
+        return float(validators["certain"])
+    table = run.samples.get("posterior_after") if run.samples is not None else None
+    if table is None:
+        return None
+    return float((table.max(dim=1).values > (1 + 1 / table.shape[1]) / 2).double().mean())
+
+
+def status(run: Run) -> tuple[str, str]:
+    """How far to trust it: (good, warn or plain; a few words)."""
+    if run.kind != "adapt":
+        return "plain", KINDS.get(run.kind, "run")
+    if "collapse" in guard_reason(run).lower():
+        return "warn", "adaptation collapsed"
+    if kept_epoch(run) == 0 and planned_epochs(run):
+        return "warn", "adaptation was not trusted"
+    key, _ = main_figure(run)
+    before, after = run.figures("before").get(key), run.figures("after").get(key)
+    if is_number(before) and is_number(after) and after < before - 1:
+        return "warn", "below the source model"
+    guard = run.metrics.get("guard")
+    if isinstance(guard, dict) and guard.get("on") is False:
+        return "plain", "last iterate, guard off"
+    return ("good", "adapted") if kept_epoch(run) else ("plain", "adaptation")
+
+
+def tiles(run: Run) -> list[Tile]:
+    """The main figures, with labels those before and after."""
+    before, after = run.figures("before"), run.figures("after")
+    shown: list[Tile] = []
+    wanted = [
+        ("hos", "HOS"),
+        ("accuracy", "accuracy"),
+        ("ece", "ECE, point estimate"),
+        ("posterior_ece", "ECE, posterior"),
+    ]
+    for key, name in wanted:
+        old, new = before.get(key), after.get(key)
+        if is_number(new):
+            detail, mark = "", ""
+            if is_number(old):
+                better = (new > old) == (key in ("hos", "accuracy"))
+                detail = f"{percent(old)} before"
+                mark = "" if abs(new - old) < 0.05 else "better" if better else "worse"
+            shown.append(Tile(name, percent(new), detail, mark))
+    certain = certain_share(run) if run.kind == "adapt" else None
+    if certain is not None:
+        shown.append(Tile("certain predictions", percent(100 * certain, 0), "past half-way to certainty"))
+    validators = run.metrics.get("validators")
+    if not after and isinstance(validators, dict):
+        for key, name in (("coverage", "classes predicted"), ("drift", "left the source prediction")):
+            if is_number(validators.get(key)):
+                shown.append(Tile(name, percent(100 * validators[key], 0)))
+    images = run.metrics.get("images", len(run.samples) if run.samples is not None else None)
+    if is_number(images):
+        skipped = run.metrics.get("skipped")
+        shown.append(Tile("images", number(images), f"{number(skipped)} unreadable" if skipped else ""))
+    if is_number(run.metrics.get("seconds")):
+        shown.append(Tile("time", seconds(run.metrics["seconds"])))
+    return shown
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """What was run and on what."""
+    model, settings = run.model, run.settings
+    network = model.get("architecture") if isinstance(model.get("architecture"), dict) else {}
+    classes = run.samples.classes if run.samples is not None else model.get("classes")
+    mode = [w for w in ("open_set", "partial_set") if settings.get(w) is True]
+    found: list[tuple[str, Any]] = [
+        ("what", KINDS.get(run.kind, "run")),
+        ("method", settings.get("method", run.metrics.get("method", model.get("method")))),
+        ("setting", mode[0].replace("_", "-") if mode else None),
+        ("source model", settings.get("source", settings.get("model"))),
+        ("data", settings.get("data")),
+        ("network", (network or {}).get("backbone", (network or {}).get("module"))),
+        ("classes", class_list(classes)),
+        ("seed", settings.get("seed")),
+        ("run folder", str(run.path)),
+        ("when", when(run)),
+    ]
+    return [(name, str(value)) for name, value in found if value is not None and value != ""]
+
+
+def class_list(classes: Any) -> str | None:
+    if not isinstance(classes, (list, tuple)) or not classes:
+        return None
+    shown = ", ".join(str(c) for c in classes[:8])
+    return f"{len(classes)}: {shown}{', …' if len(classes) > 8 else ''}"
+
+
+def when(run: Run) -> str | None:
+    if run.times is None:
+        return None
+    try:
+        start, end = (datetime.datetime.fromtimestamp(t, datetime.UTC) for t in run.times)
+    except (OverflowError, ValueError, OSError):
+        return None
+    return f"{start:%Y-%m-%d %H:%M} to {end:%H:%M} UTC"
+
+
+def settings_table(prefix: str, run: Run) -> Table | None:
+    """Every setting, those that differ from the default first."""
+    if not run.settings:
+        return None
+    kinds = {"adapt": (AdaptConfig, RuntimeConfig), "train": (TrainConfig, RuntimeConfig)}.get(run.kind, ())
+    defaults = {f.name: f.default for kind in kinds for f in dataclasses.fields(kind)}
+    docs = {name: text for kind in kinds for name, text in field_docs(kind).items()}
+    rows = []
+    for name, value in run.settings.items():
+        changed = name in defaults and value != defaults[name]
+        rows.append([Cell(name, name), Cell(setting(value), setting(value), mark="changed" if changed else ""),
+                     Cell(docs.get(name, ""), docs.get(name, ""))])  # fmt: skip
+    rows.sort(key=lambda row: row[1].mark != "changed")
+    caption = "From config.yaml; what differs from the default stands first, in bold."
+    return Table(f"{prefix}-settings", "All settings", caption, ["setting", "value", "meaning"], rows, wide=True)
+
+
+def setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple, dict)):
+        return ", ".join(str(item) for item in value)
+    return "not given" if value is None else str(value)

@@ -1,0 +1,67 @@
+"""`usfan report`: one HTML file with everything inside, which opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from usfan.errors import ConfigError
+from usfan.progress import bar
+from usfan.report.blocks import Section
+from usfan.report.compare import comparison
+from usfan.report.overview import fill_figures
+from usfan.report.read_run import Run, read_runs
+from usfan.report.sections import Detail, RunPart, run_part
+from usfan.run import write_text
+
+LIMIT = 5_000_000
+"""Bytes of a page."""
+DETAILS = (Detail(), Detail(points=1000, thumbnails=4), Detail(points=0, thumbnails=0))
+"""Tried in turn until the page is below the limit: with many runs on one page, each gets less."""
+
+
+def write_report(runs: list[Path], out: Path) -> Path:
+    """Write the report of these run folders to `out`; returns it."""
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: --out names the HTML file to write")
+    found = read_runs([Path(run) for run in runs])
+    for run in found:
+        fill_figures(run)
+    compared = comparison(found) if len(found) > 1 else None
+    with bar("report", len(found) * len(DETAILS), unit="runs") as shown:
+        for detail in DETAILS:
+            parts = []
+            for i, run in enumerate(found, 1):
+                parts.append(run_part(f"r{i}", run, detail))
+                shown.advance()
+            html = render(found, parts, compared)
+            if len(html.encode("utf-8", "replace")) < LIMIT:
+                break
+    write_text(out, html.encode("utf-8", "replace").decode("utf-8"))  # file names may hold what UTF-8 cannot
+    return out
+
+
+def render(runs: list[Run], parts: list[RunPart], compared: Section | None) -> str:
+    from usfan import __version__
+
+    folder = files("usfan.report")
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string((folder / "template.html").read_text(encoding="utf-8"))
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return template.render(
+        title=title,
+        parts=parts,
+        compared=compared,
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+        version=__version__,
+    )

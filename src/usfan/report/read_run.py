@@ -1,0 +1,166 @@
+"""Read a run folder as it is: whatever is missing or damaged is noted in `problems`, for the page to say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from usfan.errors import DataError
+from usfan.report.read_samples import Samples, read_samples
+
+MARKS = ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "config.json")
+"""A folder with none of these is no run."""
+EXPECTED = {
+    "adapt": ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "samples.json"),
+    "train": ("config.yaml", "metrics.json", "log.jsonl"),
+    "posterior": ("config.yaml", "metrics.json"),
+    "evaluate": ("config.yaml", "metrics.json"),
+    "toy": ("metrics.json", "toy.png"),
+}
+WITHOUT = {
+    "config.yaml": "the settings of the run are not known",
+    "metrics.json": "the run has not finished, or was interrupted",
+    "log.jsonl": "there is no record of each epoch",
+    "samples.safetensors": "what needs each image's prediction is left out",
+    "samples.json": "class names and file names are not known",
+    "toy.png": "the panels are left out",
+}
+
+
+@dataclass
+class Run:
+    """What could be read of one run folder."""
+
+    path: Path
+    name: str
+    kind: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    """config.json of the model folder."""
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    times: tuple[float, float] | None = None
+    """When the first and the last line were logged, seconds since 1970."""
+    samples: Samples | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def figures(self, when: str) -> dict[str, Any]:
+        """The evaluation `before` or `after`; empty without labels."""
+        value = self.metrics.get(when)
+        return value if isinstance(value, dict) else {}
+
+
+def read_runs(paths: list[Path]) -> list[Run]:
+    if not paths:
+        raise DataError("no run folder was given: name at least one")
+    return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
+
+
+def read_run(path: Path, name: str | None = None) -> Run:
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder: give the --out of a run")
+    if not any((path / mark).is_file() for mark in MARKS):
+        raise DataError(f"{path} is not a run folder: it holds none of {', '.join(MARKS)}")
+    run = Run(path, name or path.resolve().name)
+    run.settings = read_mapping(path / "config.yaml", run.problems)
+    run.metrics = read_mapping(path / "metrics.json", run.problems)
+    run.model = read_mapping(path / "config.json", run.problems)
+    read_log(path / "log.jsonl", run)
+    run.kind = kind_of(run)
+    classes = run.model.get("classes")
+    run.samples = read_samples(path, classes if isinstance(classes, list) else None, run.problems)
+    if not run.epochs and isinstance(run.metrics.get("validators_by_epoch"), list):
+        rows = [
+            r for r in run.metrics["validators_by_epoch"] if isinstance(r, dict) and isinstance(r.get("epoch"), int)
+        ]
+        run.epochs = [{"epoch": r["epoch"], "validators": {k: r[k] for k in r if k != "epoch"}} for r in rows]
+    missing = [f for f in EXPECTED.get(run.kind, ()) if not (path / f).is_file()]
+    run.problems[:0] = [f"{f} is missing: {WITHOUT[f]}." for f in missing]
+    return run
+
+
+def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+    """A JSON or YAML file that holds names and values; empty, with a problem noted, when it does not."""
+    if not path.is_file():
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        problems.append(f"{path.name} cannot be read: {first_line(error)}.")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} does not hold names and values: it was left out.")
+        return {}
+    return {str(key): item for key, item in value.items()}
+
+
+def read_log(path: Path, run: Run) -> None:
+    """The epochs, each once (a resumed run logs some again: the later counts), and what was kept."""
+    if not path.is_file():
+        return
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        run.problems.append(f"log.jsonl cannot be read: {first_line(error)}.")
+        return
+    bad, epochs, times = 0, {}, []
+    for line in filter(str.strip, lines):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict):
+            bad += 1
+            continue
+        if isinstance(entry.get("time"), (int, float)):
+            times.append(float(entry["time"]))
+        if entry.get("event") == "epoch" and isinstance(entry.get("epoch"), int):
+            epochs[entry["epoch"]] = entry
+        elif entry.get("event") == "kept":
+            run.kept = entry
+    if bad:
+        run.problems.append(f"log.jsonl: {bad} of {len(lines)} lines cannot be read and were left out.")
+    run.epochs = [epochs[e] for e in sorted(epochs)]
+    run.times = (min(times), max(times)) if times else None
+
+
+def kind_of(run: Run) -> str:
+    """The command that made it, or the one whose files it looks like."""
+    command = str(run.settings.get("command", ""))
+    if (run.path / "toy.png").is_file() or {"mild", "strong"} <= run.metrics.keys():
+        return "toy"
+    if command in EXPECTED:
+        return command
+    if "kept_epoch" in run.metrics or (run.path / "samples.safetensors").is_file():
+        return "adapt"
+    if "log_evidence" in run.metrics:
+        return "posterior"
+    if "best_epoch" in run.metrics:
+        return "train"
+    return "evaluate" if "accuracy" in run.metrics else command
+
+
+def short_names(paths: list[Path]) -> list[str]:
+    """The folders' names, with as many parents as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    deepest = max(len(p) for p in parts)
+    for depth in range(1, deepest + 1):
+        names = ["/".join(p[-depth:]).replace("//", "/") for p in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):  # the same folder given twice
+        seen[name] = seen.get(name, 0) + 1
+        names[i] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return names
+
+
+def first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:160]

@@ -1,0 +1,152 @@
+"""samples.safetensors and samples.json: what a run kept of each of its N target images, checked before it is drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TABLES = ("probs_before", "probs_after", "posterior_before", "posterior_after")
+VECTORS = ("weight", "entropy_before", "entropy_after", "unknown", "labels")
+MAPS = ("features_before", "features_after")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Tensors by name, all with N rows; K class names; N paths or None."""
+
+    tensors: dict[str, Tensor]
+    classes: tuple[str, ...]
+    paths: list[str] | None
+    why_no_paths: str = ""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(name)
+
+    @property
+    def labels(self) -> Tensor | None:
+        return self.tensors.get("labels")
+
+    @property
+    def unknown(self) -> Tensor | None:
+        flags = self.tensors.get("unknown")
+        return None if flags is None else flags.bool()
+
+    @cached_property
+    def predicted(self) -> dict[str, Tensor]:
+        """The class of the point estimate, N, `before` and `after`."""
+        found = {when: self.get(f"probs_{when}") for when in ("before", "after")}
+        return {when: probs.argmax(dim=1) for when, probs in found.items() if probs is not None}
+
+    def groups(self, when: str) -> dict[str, Tensor]:
+        """Masks: correct, incorrect and (open set) unknown class; or all, when nothing is known of the labels."""
+        if self.labels is None or when not in self.predicted:
+            return {"all": torch.ones(len(self), dtype=torch.bool)}
+        known, right = self.labels < len(self.classes), self.predicted[when] == self.labels
+        masks = {"correct": right & known, "incorrect": ~right & known}
+        return masks if bool(known.all()) else masks | {"unknown class": ~known}
+
+
+def read_samples(folder: Path, classes: list[str] | None, problems: list[str]) -> Samples | None:
+    path = folder / "samples.safetensors"
+    if not path.is_file():
+        return None
+    tensors = load_tensors(path, problems)
+    described = read_description(folder / "samples.json", problems)
+    tensors = consistent(tensors, problems)
+    if not tensors:
+        return None
+    N = len(next(iter(tensors.values())))
+    K = next((tensors[t].shape[1] for t in TABLES if t in tensors), 0)
+    names = class_names(described.get("classes"), classes, K, problems)
+    labels = tensors.get("labels")
+    if labels is not None and (int(labels.min()) < 0 or int(labels.max()) > len(names)):
+        problems.append(f"samples.safetensors: labels lie outside 0…{len(names)}: what needs labels is left out.")
+        del tensors["labels"]
+    paths, why = described.get("paths"), "the run keeps no file names (its images were arrays, or it is private)"
+    if described == {}:
+        paths, why = None, "the file names are not known: samples.json cannot be used"
+    if paths is not None and not (isinstance(paths, list) and len(paths) == N):
+        problems.append(f"samples.json: there must be one path for each of the {N} samples: images are left out.")
+        paths, why = None, "samples.json does not name one file for each sample"
+    return finite_rows(Samples(tensors, names, paths, why), problems)
+
+
+def load_tensors(path: Path, problems: list[str]) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in (*TABLES, *VECTORS, *MAPS) if name in set(file.keys())}
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        problems.append(f"samples.safetensors cannot be read: {' '.join(str(error).split())[:160]}.")
+        return {}
+
+
+def read_description(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"samples.json cannot be read: {' '.join(str(error).split())[:160]}.")
+        return {}
+    if not isinstance(value, dict):
+        problems.append("samples.json does not hold names and values: it was left out.")
+        return {}
+    return value
+
+
+def consistent(tensors: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
+    """Those with the N rows (and K columns) of the first table, in a type that can be drawn."""
+    first = next((tensors[t] for t in (*TABLES, *VECTORS, *MAPS) if t in tensors and tensors[t].ndim), None)
+    if first is None or len(first) == 0:
+        problems.append("samples.safetensors holds no sample: what needs each image's prediction is left out.")
+        return {}
+    N = len(first)
+    K = next((t.shape[1] for name in TABLES if (t := tensors.get(name)) is not None and t.ndim == 2), 0)
+    good: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        wanted = (N, K) if name in TABLES else (N, 2) if name in MAPS else (N,)
+        whole = name in ("labels", "unknown")
+        if tuple(tensor.shape) != wanted or 0 in wanted or tensor.is_floating_point() == whole:
+            problems.append(
+                f"samples.safetensors: {name} has shape {tuple(tensor.shape)} and type {str(tensor.dtype)[6:]}, "
+                f"not {wanted} {'whole numbers' if whole else 'floats'}: it was left out."
+            )
+        else:
+            good[name] = tensor
+    return good
+
+
+def class_names(given: Any, fallback: list[str] | None, K: int, problems: list[str]) -> tuple[str, ...]:
+    for names in (given, fallback):
+        if isinstance(names, list) and (len(names) == K or (K == 0 and names)):
+            return tuple(str(n) for n in names)
+    if given is not None:
+        problems.append(f"samples.json: there must be {K} class names: classes are shown by number.")
+    return tuple(f"class {i}" for i in range(K))
+
+
+def finite_rows(samples: Samples, problems: list[str]) -> Samples | None:
+    """Without the samples that hold a value which is not finite: a run that diverged."""
+    keep = torch.ones(len(samples), dtype=torch.bool)
+    for tensor in samples.tensors.values():
+        if tensor.is_floating_point():
+            keep &= torch.isfinite(tensor).reshape(len(tensor), -1).all(dim=1)
+    bad = int((~keep).sum())
+    if bad == 0:
+        return samples
+    problems.append(f"{bad} of {len(samples)} samples hold values that are not finite: they were left out.")
+    if bad == len(samples):
+        return None
+    paths = samples.paths
+    if paths is not None:
+        paths = [paths[i] for i in keep.nonzero().flatten().tolist()]
+    return Samples({k: t[keep] for k, t in samples.tensors.items()}, samples.classes, paths, samples.why_no_paths)

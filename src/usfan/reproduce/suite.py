@@ -1,0 +1,287 @@
+"""`usfan reproduce`: all pairs × methods × seeds of a benchmark, resumable, ending in one table beside the paper's.
+
+A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small JSON
+file, written whole; it is never run twice. Images are decoded once per domain.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from usfan.adaptation.adapt import adapt
+from usfan.adaptation.methods import METHODS, find_method
+from usfan.config import AdaptConfig, make_config
+from usfan.data.benchmark import Benchmark, Found, Recipe
+from usfan.data.cache import PixelStore, open_store
+from usfan.data.catalogue import benchmark as find_benchmark
+from usfan.data.catalogue import check, load_domain
+from usfan.engine import forward_store
+from usfan.errors import ConfigError
+from usfan.evaluation.evaluate import score_outputs
+from usfan.models.backbones import create_backbone
+from usfan.models.model import AdaptedModel, Outputs, SourceModel
+from usfan.reproduce.results import Table
+from usfan.run import write_json, write_text
+from usfan.runtime import Runtime
+from usfan.source import train_source
+
+SHOWN_METRICS = ("accuracy", "mean_class_accuracy", "nll", "brier", "ece", "posterior_nll", "posterior_ece", "entropy")
+OPEN_METRICS = (
+    "os",
+    "os_star",
+    "unknown_accuracy",
+    "hos",
+    "auroc_unknown",
+    "aupr_unknown",
+    "transductive_os",
+    "transductive_hos",
+)
+
+
+def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
+    """The command. Toy and the demo's digits have their own programs."""
+    out = Path(settings.pop("out", f"runs/{name}"))
+    if name == "toy":
+        from usfan.reproduce.toy import reproduce_toy
+
+        return reproduce_toy(out, seeds=settings.pop("seeds", None))
+    if name == "digits" and "data" not in settings:
+        from usfan.reproduce.digits import run_demo
+
+        run_demo(out, runtime=runtime, seed=int(settings.pop("seeds", [0])[0]))
+        return None
+    suite = Suite.open(name, settings, out, runtime)
+    suite.run()
+    return None
+
+
+@dataclass
+class Suite:
+    """One study: what to run, and where its cells lie."""
+
+    benchmark: Benchmark
+    found: Found
+    out: Path
+    runtime: Runtime
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    pairs: tuple[tuple[str, str], ...]
+    settings: dict[str, Any]
+    """AdaptConfig's, as the user gave them."""
+    source_settings: dict[str, Any]
+    setting: str = "closed"
+    stores: dict[tuple[str, str, int, int], PixelStore] = field(default_factory=dict)
+    on_cell: Callable[[dict[str, Any]], None] | None = None
+
+    @classmethod
+    def open(cls, name: str, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
+        benchmark = find_benchmark(name)
+        if "data" not in settings:
+            raise ConfigError(f"{benchmark.title}: pass --data ROOT; the data set is published at {benchmark.homepage}")
+        found = check(benchmark, settings.pop("data"), allow_counts=bool(settings.pop("allow_counts", False)))
+        methods = tuple(settings.pop("methods", METHODS))
+        for method in methods:
+            find_method(method)
+        seeds = tuple(settings.pop("seeds", benchmark.recipe.seeds))
+        pairs = chosen_pairs(found, settings.pop("pairs", None))
+        source = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
+        if "source_epochs" in settings:
+            source["epochs"] = settings.pop("source_epochs")
+        settings = {"guard": False, **settings}
+        config = make_config(AdaptConfig, settings)
+        setting = "open" if config.open_set else "partial" if config.partial_set else "closed"
+        return cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
+
+    def run(self) -> Table:
+        write_json(self.out / "study.json", self.describe())
+        total = len(self.seeds) * len(self.pairs) * len(self.methods)
+        from usfan.progress import console
+
+        for number, (seed, source, target, method) in enumerate(self.cells(), start=1):
+            done = self.cell_path(seed, source, target, method).is_file()
+            row = self.run_cell(seed, source, target, method)
+            if self.on_cell is not None:
+                self.on_cell(row)
+            if not done:
+                figure = row["os"] if self.setting == "open" else row[self.benchmark.metric]
+                console.print(
+                    f"[{number}/{total}] {method} {source}→{target} seed {seed}: {figure:.1f} ({row['seconds']:.0f} s)",
+                    markup=False,
+                )
+        return self.finish()
+
+    def cells(self) -> Iterator[tuple[int, str, str, str]]:
+        """Source by source, so that a model is loaded once and its targets follow each other."""
+        for seed in self.seeds:
+            for source in dict.fromkeys(s for s, _ in self.pairs):
+                for target in (t for s, t in self.pairs if s == source):
+                    for method in self.methods:
+                        yield seed, source, target, method
+
+    def cell_path(self, seed: int, source: str, target: str, method: str) -> Path:
+        return self.out / "cells" / f"{method}_{source}-{target}_{seed}.json"
+
+    def run_cell(self, seed: int, source: str, target: str, method: str) -> dict[str, Any]:
+        path = self.cell_path(seed, source, target, method)
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+        model = self.source_model(source, seed)
+        recipe = self.benchmark.recipe_for(source)
+        store = self.store(target, self.benchmark.train_split, model, part="target")
+        adapted = adapt(
+            model, store, method, runtime=self.runtime, seed=seed, **{**adapt_settings(recipe), **self.settings}
+        )
+        row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
+        row |= self.score(adapted, target, store)
+        row["commit"] = commit()
+        write_json(path, row)
+        return row
+
+    def score(self, model: AdaptedModel, target: str, store: PixelStore) -> dict[str, Any]:
+        """On the target's test split where there is one, else on the images adapted to."""
+        assert model.passes is not None
+        outputs: Outputs = model.passes.after
+        if self.benchmark.test_split != self.benchmark.train_split:
+            store = self.store(target, self.benchmark.test_split, model, part="target")
+            outputs = model.outputs_of(*forward_store(model.classifier, store, model.spec, self.runtime))
+        assert store.labels is not None
+        scores = score_outputs(outputs, store.labels, model, open_set=self.setting == "open")
+        names = SHOWN_METRICS + (OPEN_METRICS if self.setting == "open" else ())
+        return {name: scores[name] for name in names} | {"count": scores["count"]}
+
+    def source_model(self, source: str, seed: int) -> SourceModel:
+        folder = self.out / "models" / f"{source}_{seed}"
+        if getattr(self, "_loaded", (None, None))[0] != folder:
+            if not (folder / "config.json").is_file():
+                self.train(source, seed, folder)
+            self._loaded = (folder, SourceModel.load(folder).to(self.runtime.device))
+        return self._loaded[1]  # type: ignore[return-value]
+
+    def train(self, source: str, seed: int, folder: Path) -> None:
+        settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
+        _, _, spec = create_backbone(settings["backbone"], "none")
+        started = time.perf_counter()
+        store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, part="source")
+        model = train_source(store, runtime=self.runtime, **settings)
+        model.summary["seconds"] = round(time.perf_counter() - started, 2)
+        model.save(folder)
+
+    def store(self, domain: str, split: str, model: SourceModel, *, part: str) -> PixelStore:
+        return self.load_store(domain, split, model.spec.resize, model.spec.channels, part=part)
+
+    def load_store(self, domain: str, split: str, size: int, channels: int, *, part: str) -> PixelStore:
+        """Decoded once; an open- or partial-set study gives source and target their own classes."""
+        key = (f"{domain}/{split}", part if self.setting != "closed" else "", size, channels)
+        if key not in self.stores:
+            classes = self.found.class_split(self.setting)
+            data = load_domain(self.benchmark, self.found.root, domain, split, classes=getattr(classes, part))
+            if part == "target":
+                data = data.match_classes(classes.source, open_set=self.setting == "open")
+            self.stores[key] = open_store(
+                data,
+                size=size,
+                channels=channels,
+                device=self.runtime.device,
+                cache_dir=self.runtime.cache,
+                workers=self.runtime.workers,
+            )
+        return self.stores[key]
+
+    def rows(self) -> list[dict[str, Any]]:
+        paths = [self.cell_path(*cell) for cell in self.cells()]
+        return [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.is_file()]
+
+    def finish(self) -> Table:
+        """results.json (the rows), and the table as Markdown, LaTeX and JSON."""
+        rows = self.rows()
+        metric = "os" if self.setting == "open" else self.benchmark.metric
+        title = f"{self.benchmark.title}, {self.setting} set"
+        table = Table.build(rows, title=title, benchmark=self.benchmark.name, setting=self.setting, metric=metric)
+        write_json(self.out / "results.json", {**self.describe(), "rows": rows})
+        write_text(self.out / "table.md", table.to_markdown() + "\n")
+        write_text(self.out / "table.tex", table.to_latex() + "\n")
+        write_text(self.out / "table.json", table.to_json() + "\n")
+        from usfan.reproduce.suite_figure import table_figure
+
+        table_figure(table, self.out / "table.png")
+        print(table.to_markdown())
+        return table
+
+    def describe(self) -> dict[str, Any]:
+        import torch
+
+        hardware = torch.cuda.get_device_name(0) if self.runtime.device.type == "cuda" else "CPU"
+        return {
+            "benchmark": self.benchmark.name,
+            "setting": self.setting,
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "pairs": [f"{s}→{t}" for s, t in self.pairs],
+            "adapt": self.settings,
+            "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
+            "hardware": hardware,
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
+
+
+def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:
+    if names is None:
+        return found.pairs
+    by_name = {f"{s}-{t}": (s, t) for s, t in found.pairs}
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"no task {name!r}; the tasks are {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)
+
+
+def train_settings(recipe: Recipe) -> dict[str, Any]:
+    augment = "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
+    return {
+        "backbone": recipe.backbone,
+        "epochs": recipe.source_epochs,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "backbone_lr_scale": recipe.backbone_lr_scale,
+        "weight_decay": recipe.weight_decay,
+        "label_smoothing": recipe.label_smoothing,
+        "validation_share": recipe.val_fraction,
+        "bottleneck": recipe.bottleneck or 0,
+        "dropout": recipe.bottleneck_dropout,
+        "head_bias": recipe.head_bias,
+        "augment": augment,
+    }
+
+
+def adapt_settings(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "epochs": recipe.target_epochs,
+        "lr": recipe.lr if recipe.target_lr is None else recipe.target_lr,
+        "batch_size": recipe.batch_size,
+        "backbone_lr_scale": recipe.backbone_lr_scale,
+        "weight_decay": recipe.weight_decay,
+        "pseudo_label_weight": recipe.beta,
+        "pseudo_label_warmup": recipe.pseudo_label_warmup,
+    }
+
+
+def commit() -> str | None:
+    """The commit of this checkout, where it is one."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()

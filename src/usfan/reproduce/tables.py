@@ -1,0 +1,146 @@
+"""The paper's tables as data: every method row, with the number and label of the table it stands in.
+
+The numbers lie in `paper_tables.json`. A column is a task (`A→C`), a class (Table A3), or `avg`, the printed average.
+`C→*` is the average over all targets of source C: Table 4b prints nothing finer.
+Printed averages are kept as they are, also where they do not follow from their own row: see `average_checks`.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from usfan.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One line of a table."""
+
+    printed: str
+    """The method's name as the paper prints it."""
+    method: str | None
+    """Our name of the same method, or None."""
+    values: Mapping[str, float | None]
+    """Column → number; None where the paper prints a dash."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper."""
+
+    number: str
+    """As printed: `1` … `4b`, `A1` … `A3`; `text` for numbers that stand in the running text."""
+    label: str
+    """The label in the paper's LaTeX source."""
+    benchmark: str | None
+    """Name in the catalogue; None for the summary of data sets."""
+    setting: str
+    """`closed`, `open` or `summary`."""
+    backbone: str | None
+    metric: str | None
+    """The key of the same figure in our `metrics.json`."""
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[PaperRow, ...]
+    note: str = ""
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from and what they were made with, for a caption."""
+        place = "its text" if self.number == "text" else f"Table {self.number}"
+        return f"{place} ({self.backbone})" if self.backbone else place
+
+
+@cache
+def paper_tables() -> tuple[PaperTable, ...]:
+    """All tables, in the order of the paper."""
+    text = resources.files("usfan.reproduce").joinpath("paper_tables.json").read_text(encoding="utf-8")
+    return tuple(_table(entry) for entry in json.loads(text)["tables"])
+
+
+def _table(entry: dict) -> PaperTable:
+    columns = tuple(entry["columns"])
+    rows = tuple(
+        PaperRow(row["printed"], row["method"], dict(zip(columns, row["values"], strict=True))) for row in entry["rows"]
+    )
+    return PaperTable(**{**entry, "columns": columns, "rows": rows})
+
+
+def paper_table(number: str) -> PaperTable:
+    """The table with this printed number."""
+    for table in paper_tables():
+        if table.number == number:
+            return table
+    known = ", ".join(table.number for table in paper_tables())
+    raise ConfigError(f"the paper has no table {number!r}; its tables are {known}")
+
+
+def tables_of(benchmark: str, setting: str = "closed") -> tuple[PaperTable, ...]:
+    """The tables about one benchmark; the one with per-task numbers comes first. Empty where the paper has none."""
+    found = [table for table in paper_tables() if (table.benchmark, table.setting) == (benchmark, setting)]
+    return tuple(sorted(found, key=lambda table: not any("→" in column for column in table.columns)))
+
+
+def paper_rows(benchmark: str, setting: str = "closed") -> dict[str, dict[str, float]]:
+    """`{method as printed: {task: number, …, "avg": printed average}}`; empty where the paper has no such table.
+
+    Methods that stand only in a table of averages (Table 1) or of classes (Table A3) have `avg` alone.
+    On a benchmark with one task, that task and the average are the same number.
+    """
+    tables = tables_of(benchmark, setting)
+    tasks = [column for column in tables[0].columns if "→" in column] if tables else []
+    rows: dict[str, dict[str, float]] = {}
+    for table in tables:
+        for row in table.rows:
+            numbers = dict(row.values)
+            if len(tasks) == 1:
+                numbers["avg"] = numbers[tasks[0]] = numbers.get("avg", numbers.get(tasks[0]))
+            kept = {column: value for column in (*tasks, "avg") if (value := numbers.get(column)) is not None}
+            rows.setdefault(row.printed, kept)
+    return rows
+
+
+def paper_row(benchmark: str, method: str, setting: str = "closed") -> dict[str, float] | None:
+    """The paper's numbers for one of our methods, or None.
+
+    `source-only` is the row Source-Only (Table 1) where there is one. The rows ResNet-50 and ResNet-101 stand in for it
+    elsewhere: they were taken from earlier papers, so they are not the source models of the same recipe.
+    """
+    rows = paper_rows(benchmark, setting)
+    printed = [row.printed for table in tables_of(benchmark, setting) for row in table.rows if row.method == method]
+    if "Source-Only" in printed:
+        return rows["Source-Only"]
+    return rows[printed[0]] if printed else None
+
+
+@dataclass(frozen=True)
+class AverageCheck:
+    """A printed average beside the mean of its own row."""
+
+    table: str
+    method: str
+    printed: float
+    computed: float
+    agrees: bool
+    """Whether the printed one is the computed one, rounded to the table's digits."""
+
+
+def average_checks() -> tuple[AverageCheck, ...]:
+    """One check for each row that prints both an average and the numbers it is of."""
+    checks = []
+    for table in paper_tables():
+        parts = [column for column in table.columns if column != "avg"]
+        # Table 4b prints two digits, the others one.
+        slack = 0.005 if table.number == "4b" else 0.05
+        for row in table.rows:
+            values = [value for column in parts if (value := row.values[column]) is not None]
+            printed = row.values.get("avg")
+            if printed is None or not values:
+                continue
+            computed = math.fsum(values) / len(values)
+            agrees = abs(computed - printed) <= slack + 1e-9
+            checks.append(AverageCheck(table.number, row.printed, printed, computed, agrees))
+    return tuple(checks)

@@ -1,0 +1,183 @@
+"""The run folder: config.yaml, metrics.json, log.jsonl, TensorBoard events, checkpoints; and files that are whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from usfan.errors import ArtifactError, ConfigError
+
+CHECKPOINTS = "checkpoint"
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write to the yielded path; it becomes `path` in one step, on disk, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o644)
+        os.replace(part, path)
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=True, default=str) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    from safetensors.torch import save_file
+
+    ready = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    with whole_file(path) as part:
+        save_file(ready, part, metadata)
+
+
+class RunFolder:
+    """One run's folder. A second process that opens it for writing is refused; a dead process's lock does not count."""
+
+    def __init__(self, path: str | Path, config: dict[str, Any], *, command: str, resume: bool = False) -> None:
+        self.path = Path(path)
+        self.command = command
+        self.config = {"command": command, **config}
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._take_lock()
+        before = self.read_config()
+        if before is None and any(p for p in self.path.iterdir() if not p.name.startswith(".")) and not resume:
+            raise ConfigError(f"{self.path} is not empty and is not a run folder: choose another --out")
+        if before is not None and not resume:
+            raise ConfigError(
+                f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or choose another --out"
+            )
+        if before is not None and resume and before != self.config:
+            changed = sorted(k for k in {*before, *self.config} if before.get(k) != self.config.get(k))
+            raise ConfigError(
+                f"{self.path} holds a run with other settings ({', '.join(changed)}): it cannot be resumed with these"
+            )
+        if before is None:
+            write_text(self.path / "config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        self._writer: Any = None
+
+    def _take_lock(self) -> int:
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise ConfigError(
+                    f"{self.path} is in use by another process: wait for it, or choose another --out"
+                ) from None
+            raise
+        return lock
+
+    def read_config(self) -> dict[str, Any] | None:
+        path = self.path / "config.yaml"
+        if not path.is_file():
+            return None
+        try:
+            value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path}: not readable as YAML: {error}") from None
+        return value if isinstance(value, dict) else None
+
+    def log(self, event: str, **values: Any) -> None:
+        """One line in log.jsonl, in one write."""
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **values}, default=str) + "\n"
+        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(line)
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        self.writer.add_histogram(name, values.detach().float().cpu().numpy(), step)
+
+    @property
+    def writer(self) -> Any:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.path))
+        return self._writer
+
+    def save_metrics(self, metrics: dict[str, Any]) -> None:
+        write_json(self.path / "metrics.json", metrics)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The metrics of a run that ended, else None."""
+        path = self.path / "metrics.json"
+        if not path.is_file():
+            return None
+        with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+            return json.loads(path.read_text(encoding="utf-8"))
+        return None
+
+    def save_checkpoint(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """The newest two are kept: should the last be bad, the one before is there."""
+        folder = self.path / CHECKPOINTS
+        write_tensors(folder / f"epoch-{epoch:05d}.safetensors", tensors, {"state": json.dumps(state)})
+        for old in sorted(folder.glob("epoch-*.safetensors"))[:-2]:
+            old.unlink(missing_ok=True)
+
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint that can be read, or None."""
+        from safetensors import SafetensorError, safe_open
+
+        for path in sorted((self.path / CHECKPOINTS).glob("epoch-*.safetensors"), reverse=True):
+            try:
+                with safe_open(path, "pt") as file:
+                    state = json.loads(file.metadata()["state"])
+                    return int(path.stem.split("-")[1]), {k: file.get_tensor(k) for k in file.keys()}, state  # noqa: SIM118
+            except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+                continue
+        return None
+
+    def drop_checkpoints(self) -> None:
+        for path in (self.path / CHECKPOINTS).glob("*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.path / CHECKPOINTS).rmdir()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+"""Where to compute: device, precision, processes. Lightning Fabric starts the processes and moves tensors between them.
+
+Gradients and batch statistics are summed over processes by hand (`total`), so that several processes take exactly the
+step that one process would take on the global batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.adaptation.objectives import alone
+from usfan.config import RuntimeConfig
+from usfan.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device of this process, and its place among the others."""
+
+    device: torch.device
+    precision: str = "32"
+    """32 or bf16."""
+    compile: str = "auto"
+    workers: int | None = None
+    cache: str | None = None
+    rank: int = 0
+    world: int = 1
+    fabric: Any = field(default=None, repr=False)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over processes; no gradient passes."""
+        if self.world == 1:
+            return values
+        values = values.contiguous().clone()
+        torch.distributed.all_reduce(values)
+        return values
+
+    @property
+    def total_or_alone(self) -> Callable[[Tensor], Tensor]:
+        """`total`, or in one process the function that the objectives know to be no sum at all."""
+        return alone if self.world == 1 else self.total
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @property
+    def fast(self) -> bool:
+        """Whether steps are compiled and captured when there are enough of them."""
+        return self.device.type == "cuda" and self.compile != "off" and self.world == 1
+
+
+def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
+    """Choose the device and, where several processes were asked for, join them."""
+    config = config or RuntimeConfig()
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device was found; use --device cpu or auto")
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if kind == "cuda" else "32"
+    if kind == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    rank, world, fabric = 0, 1, None
+    if config.devices * config.nodes > 1:
+        fabric = launch_fabric(kind, config)
+        rank, world = fabric.global_rank, fabric.world_size
+    device = (
+        torch.device(kind, fabric.local_rank if fabric and kind == "cuda" else 0)
+        if kind == "cuda"
+        else torch.device("cpu")
+    )
+    return Runtime(device, precision, config.compile, config.workers, config.cache, rank, world, fabric)
+
+
+def launch_fabric(kind: str, config: RuntimeConfig) -> Any:
+    there = torch.cuda.device_count() if kind == "cuda" else os.cpu_count() or 1
+    if config.devices > there:
+        what = "GPU" if kind == "cuda" else "CPU core"
+        raise ConfigError(f"--devices {config.devices}: this machine has {there} {what}{'s' if there != 1 else ''}")
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator=kind, devices=config.devices, num_nodes=config.nodes, strategy="ddp")
+    fabric.launch()
+    return fabric
+
+
+def seed_everything(*numbers: int) -> None:
+    """Seed torch's global generator (dropout, initial weights) from a few numbers: a run resumed there draws the same."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (2**63 - 1)
+    torch.manual_seed(seed)
+
+
+def permutation(count: int, *numbers: int) -> Tensor:
+    """A shuffled order of `count` samples, a function of the numbers alone."""
+    seed = 17
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (2**63 - 1)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,148 @@
+"""Decode once: where the pixels go, what is kept on the disk, and what becomes of a kept file that is damaged."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from usfan.data import cache, memory
+from usfan.data.cache import PixelStore, open_store
+from usfan.data.decode import UnreadableImage
+from usfan.data.sources import ImageData
+from usfan.errors import ConfigError, DataError
+
+
+def test_in_memory(two_classes, tmp_path, monkeypatch, assert_holds):
+    monkeypatch.setenv("USFAN_CACHE", str(tmp_path / "unused"))
+    data = ImageData(two_classes)
+    store = open_store(data, size=16)
+    assert_holds(store, data)
+    assert store.device.type == "cpu"
+    assert not (tmp_path / "unused").exists()
+    index = torch.tensor([5, 5, 140])
+    assert torch.equal(store.batch(index), store.pixels[index])
+    assert torch.equal(store.batch(index, "cpu"), store.pixels[index])
+
+
+def test_kept_file_is_used_again(two_classes, tmp_path, decoded, assert_holds):
+    data = ImageData(two_classes)
+    seen: list[int] = []
+    for _ in range(3):
+        store = open_store(data, size=16, cache_dir=tmp_path / "cache", progress=seen.append)
+        assert_holds(store, data)
+    assert len(decoded) == 1
+    assert sum(seen) == 3 * 150
+    copied = ImageData(two_classes).without_labels()  # labels are no part of the key
+    assert open_store(copied, size=16, cache_dir=tmp_path / "cache").labels is None
+    assert len(decoded) == 1
+    assert len(list((tmp_path / "cache").glob("*.pixels"))) == 1
+    assert not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_other_settings_and_other_images_are_other_files(two_classes, tmp_path, decoded):
+    folder = tmp_path / "cache"
+    data = ImageData(two_classes)
+    open_store(data, size=16, cache_dir=folder)
+    assert open_store(data, size=8, cache_dir=folder).pixels.shape[2] == 8
+    assert open_store(data, size=16, channels=1, cache_dir=folder).pixels.shape[1] == 1
+    open_store(data.subset(range(100)), size=16, cache_dir=folder)
+    Image.fromarray(np.full((10, 12, 3), 7, np.uint8)).save(two_classes / "mug" / "003.png")
+    store = open_store(data, size=16, cache_dir=folder)
+    assert len(decoded) == 5
+    assert store.pixels[0].unique().tolist() == [7]
+
+
+def test_strict_holds_for_kept_files_too(two_classes, tmp_path):
+    folder = tmp_path / "cache"
+    with pytest.raises(UnreadableImage, match="001"):
+        open_store(ImageData(two_classes, strict=True), size=16, cache_dir=folder)
+    assert not list(folder.glob("*.p*"))
+    open_store(ImageData(two_classes), size=16, cache_dir=folder)
+    with pytest.raises(UnreadableImage, match="001"):
+        open_store(ImageData(two_classes, strict=True), size=16, cache_dir=folder)
+
+
+def test_mapped_from_the_disk(two_classes, tmp_path, monkeypatch, decoded, assert_holds):
+    monkeypatch.setenv("USFAN_CACHE", str(tmp_path / "big"))
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 1000)
+    data = ImageData(two_classes)
+    store = open_store(data, size=16)
+    assert_holds(store, data)
+    index = torch.tensor([3, 147, 3])
+    assert torch.equal(store.batch(index), torch.stack([store.pixels[i] for i in index.tolist()]))
+    (file,) = (tmp_path / "big").glob("*.pixels")
+    assert str(file) in Path("/proc/self/maps").read_text()
+    assert_holds(open_store(data, size=16), data)
+    assert len(decoded) == 1
+    file.unlink()  # who has it mapped keeps it
+    assert_holds(store, data)
+
+
+def test_where_pixels_go(monkeypatch):
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 2000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9999))
+    places = [memory.choose_place(size, gpu, 0.5) for size in (500, 501, 512, 513, 1000, 1001)]
+    assert places == ["device", "pinned", "pinned", "host", "host", "disk"]
+    assert [memory.choose_place(size, cpu, 0.5) for size in (500, 1000, 1001)] == ["host", "host", "disk"]
+
+
+def test_free_memory_heeds_the_container(tmp_path):
+    assert memory.free_host_memory() > 2**20
+    assert memory._container_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nfile 100\n")
+    assert memory._container_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory._container_memory(tmp_path) == 800
+
+
+def test_arrays_are_stored_too(tmp_path, decoded):
+    images = np.random.default_rng(0).integers(0, 256, (100, 8, 8), dtype=np.uint8)
+    data = ImageData(images, labels=np.arange(100) % 3)
+    for options in ({}, {"cache_dir": tmp_path}, {"cache_dir": tmp_path}):
+        store = open_store(data, size=8, channels=1, **options)
+        assert (store.pixels[:, 0].numpy() == images).all()
+        assert store.paths is None
+    assert len(decoded) == 2
+
+
+def test_from_tensor():
+    pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    store = PixelStore.from_tensor(pixels, labels=["b", "a", "a", "b", "c"])
+    assert store.pixels is pixels
+    assert store.classes == ("a", "b", "c")
+    assert store.labels.tolist() == [1, 0, 0, 1, 2]
+    assert store.kept.tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(PixelStore.from_tensor(pixels / 255).pixels, pixels)
+    assert PixelStore.from_tensor(pixels[:, 0]).pixels.shape == (5, 1, 8, 8)
+    for bad in (pixels[..., :7], pixels[:0], pixels.long(), pixels[0, 0], pixels[:, :2]):
+        with pytest.raises(DataError):
+            PixelStore.from_tensor(bad)
+    with pytest.raises(DataError, match="5 images but 2 labels"):
+        PixelStore.from_tensor(pixels, labels=[0, 1])
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_memory_share_is_a_share(two_classes, share):
+    with pytest.raises(ConfigError, match="memory_share"):
+        open_store(ImageData(two_classes), size=8, memory_share=share)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(two_classes, tmp_path, monkeypatch):
+    data = ImageData(two_classes)
+    index = torch.tensor([3, 147, 3])
+    expected = open_store(data, size=16).batch(index)
+    for place in ("device", "pinned", "host", "disk"):
+        monkeypatch.setattr(cache, "choose_place", lambda *_, place=place: place)
+        for cache_dir in (tmp_path / "cache", tmp_path / "cache", None):
+            store = open_store(data, size=16, device="cuda", cache_dir=cache_dir)
+            assert (store.device.type == "cuda") == (place == "device")
+            assert store.pixels.is_pinned() == (place == "pinned")
+            assert torch.equal(store.batch(index, "cuda").cpu(), expected)
+            assert torch.equal(store.batch(index.cuda(), "cuda").cpu(), expected)
+            assert store.batch(index, "cuda").device.type == "cuda"

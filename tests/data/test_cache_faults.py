@@ -1,0 +1,140 @@
+"""Kept files that are damaged, disks that are full, and two builders at once: no half-written cache is ever used."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from usfan.data import cache
+from usfan.data.cache import open_store
+from usfan.data.sources import ImageData
+
+
+def damaged(how: str, content: bytes, other: bytes) -> bytes:
+    middle = len(content) // 2
+    return {
+        "empty": b"",
+        "cut in the prefix": content[:20],
+        "cut in the pixels": content[:middle],
+        "cut in the header": content[:-5],
+        "longer": content + b"\0",
+        "no prefix": bytes(4096) + content[4096:],
+        "another magic": b"X" + content[1:],
+        "header flipped": content[:-30] + bytes([content[-30] ^ 1]) + content[-29:],
+        "pixel flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "huge header": content[:16] + b"\xff" * 8 + content[24:],
+        "of other settings": other,
+        "noise": os.urandom(len(content)),
+    }[how]
+
+
+WAYS = "empty|cut in the prefix|cut in the pixels|cut in the header|longer|no prefix|another magic|header flipped"
+WAYS += "|pixel flipped|huge header|of other settings|noise"
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_a_damaged_file_is_built_anew(two_classes, tmp_path, decoded, monkeypatch, place, caplog, assert_holds):
+    monkeypatch.setattr(cache, "choose_place", lambda *_: place)
+    data = ImageData(two_classes)
+    folder = tmp_path / "cache"
+    open_store(data, size=8, cache_dir=tmp_path / "other")
+    (other,) = (tmp_path / "other").glob("*.pixels")
+    open_store(data, size=16, cache_dir=folder)
+    (file,) = folder.glob("*.pixels")
+    good = file.read_bytes()
+    for how in WAYS.split("|"):
+        before = len(decoded)
+        caplog.clear()
+        file.unlink()  # a mapped file is never written to in place
+        file.write_bytes(damaged(how, good, other.read_bytes()))
+        assert_holds(open_store(data, size=16, cache_dir=folder), data)
+        assert len(decoded) == before + 1, how
+        assert "anew" in caplog.text, how
+        assert file.read_bytes() == good, how
+
+
+def test_a_killed_build_leaves_nothing_that_stays(two_classes, tmp_path, decoded, assert_holds):
+    folder = tmp_path / "cache"
+    data = ImageData(two_classes)
+    open_store(data, size=16, cache_dir=folder)
+    (file,) = folder.glob("*.pixels")
+    half = folder / f"{file.stem}.abc.part"
+    half.write_bytes(file.read_bytes()[:5000])
+    file.unlink()
+    assert_holds(open_store(data, size=16, cache_dir=folder), data)
+    assert len(decoded) == 2
+    assert not half.exists()
+
+
+def test_too_little_space_is_seen_before_the_work(two_classes, tmp_path, monkeypatch, decoded):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(
+        OSError, match=r"cannot write the image cache: No space left .* choose another folder"
+    ) as caught:
+        open_store(ImageData(two_classes), size=16, cache_dir=tmp_path / "cache")
+    assert caught.value.errno == 28
+    assert decoded == []
+
+
+def test_a_disk_that_fills_up_leaves_no_half_file(two_classes, tmp_path):
+    """A limit on file sizes stands in for the full disk: the write fails in the middle."""
+    code = f"""
+        import resource
+        from usfan.data.cache import open_store
+        from usfan.data.sources import ImageData
+        data = ImageData({str(two_classes)!r})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        try:
+            open_store(data, size=16, cache_dir={str(tmp_path / "cache")!r})
+        except OSError as error:
+            print(error)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "cannot write the image cache: File too large; free some space" in result.stdout
+    assert not list((tmp_path / "cache").glob("*.p*"))
+
+
+def test_a_folder_that_cannot_be_written(two_classes, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match="cannot write the image cache"):
+        open_store(ImageData(two_classes), size=16, cache_dir=tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_two_builders_at_once(two_classes, tmp_path, monkeypatch, locks):
+    """Two threads stand in for two processes: the lock is one of open files, not of processes."""
+    data = ImageData(two_classes)
+    expected = open_store(data, size=16)
+    building, together = [], threading.Barrier(2)
+    real = cache.stream
+
+    def slow(*args, **options):
+        building.append(threading.current_thread())
+        if not locks:
+            together.wait(60)  # both are at it
+        for batch in real(*args, **options):
+            time.sleep(0.1)
+            yield batch
+
+    def refuse(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(cache, "stream", slow)
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", refuse)
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda _: open_store(data, size=16, cache_dir=tmp_path / "cache"), range(2)))
+    for store in stores:
+        assert torch.equal(store.pixels, expected.pixels)
+        assert torch.equal(store.kept, expected.kept)
+    assert len(building) == (1 if locks else 2)
+    assert len(list((tmp_path / "cache").glob("*.p*"))) == 1

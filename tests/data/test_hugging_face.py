@@ -1,0 +1,84 @@
+"""Hugging Face datasets are known by their shape, so a stand-in of the same shape tests them without the package."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from usfan.data.decode import UnreadableImage
+from usfan.data.sources import ImageData
+from usfan.errors import DataError
+
+
+class ClassLabel:
+    def __init__(self, names):
+        self.names = names
+
+
+def feature(kind: str):
+    return type(kind, (), {})()
+
+
+class Table:
+    """Columns, typed features, rows as dicts: what `datasets.Dataset` offers."""
+
+    def __init__(self, features, **columns):
+        self.features, self.columns = features, columns
+        self.column_names = list(columns)
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self.columns[key]
+        return {name: values[key] for name, values in self.columns.items()}
+
+
+def file_bytes(image: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_image_and_label_columns(make_picture):
+    images = [make_picture(i) for i in range(3)]
+    pictures = [Image.fromarray(image) for image in images]
+    features = {"id": feature("Value"), "photo": feature("Image"), "kind": ClassLabel(["mug", "pen"])}
+    data = ImageData(Table(features, id=[7, 8, 9], photo=pictures, kind=[1, 0, 1]), name="hub")
+    assert data.classes == ("mug", "pen")
+    assert data.labels.tolist() == [1, 0, 1]
+    assert (data.load(2).numpy() == images[2].transpose(2, 0, 1)).all()
+    assert data.where(2) == "hub[2]"
+
+
+def test_undecoded_images_and_unlabelled_splits(make_picture):
+    images = [make_picture(i) for i in range(3)]
+    raw = [{"bytes": file_bytes(image), "path": None} for image in images]
+    raw[1]["bytes"] = raw[1]["bytes"][:60]
+    data = ImageData(
+        Table({"image": feature("Image"), "label": ClassLabel(["a"])}, image=raw, label=[-1] * 3), name="hub"
+    )
+    assert data.labels is None
+    assert (data.load(0).numpy() == images[0].transpose(2, 0, 1)).all()
+    with pytest.raises(UnreadableImage, match=r"hub\[1\]"):
+        data.load(1)
+
+
+def test_own_fingerprint_is_used(make_picture):
+    def table(mark):
+        result = Table({"image": feature("Image")}, image=[Image.fromarray(make_picture(0))])
+        result._fingerprint = mark
+        return result
+
+    assert ImageData(table("a")).fingerprint() == ImageData(table("a")).fingerprint()
+    assert ImageData(table("a")).fingerprint() != ImageData(table("b")).fingerprint()
+
+
+def test_tables_without_a_clear_column():
+    with pytest.raises(DataError, match="no image column: its columns are text"):
+        ImageData(Table({"text": feature("Value")}, text=["a"]))
+    two = {"image": feature("Image"), "fine": ClassLabel(["a"]), "coarse": ClassLabel(["b"])}
+    with pytest.raises(DataError, match=r"2 label columns \(fine, coarse\): rename"):
+        ImageData(Table(two, image=[None], fine=[0], coarse=[0]))

@@ -1,0 +1,90 @@
+"""Evaluation figures the slow way: plain loops over samples, in Python floats."""
+
+import math
+from collections.abc import Sequence
+
+
+def nll(probs: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    return sum(-math.log(p[y]) for p, y in zip(probs, labels, strict=True)) / len(labels)
+
+
+def brier(probs: Sequence[Sequence[float]], labels: Sequence[int]) -> float:
+    total = 0.0
+    for p, y in zip(probs, labels, strict=True):
+        total += sum((v - (k == y)) ** 2 for k, v in enumerate(p))
+    return total / len(labels)
+
+
+def ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) -> float:
+    """Percent; bins [a, b), the last with its right end."""
+    groups: dict[int, list[int]] = {}
+    for i, c in enumerate(confidence):
+        groups.setdefault(max(b for b in range(bins) if b == 0 or c >= b / bins), []).append(i)
+    return 100 * sum(_gap(group, confidence, correct) for group in groups.values()) / len(confidence)
+
+
+def adaptive_ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) -> float:
+    """Percent; for confidences that differ: the i-th in order goes to bin ⌊i·bins/N⌋."""
+    order = sorted(range(len(confidence)), key=lambda i: confidence[i])
+    groups: dict[int, list[int]] = {}
+    for position, i in enumerate(order):
+        groups.setdefault(position * bins // len(order), []).append(i)
+    return 100 * sum(_gap(group, confidence, correct) for group in groups.values()) / len(confidence)
+
+
+def _gap(group: Sequence[int], confidence: Sequence[float], correct: Sequence[bool]) -> float:
+    mean_confidence = sum(confidence[i] for i in group) / len(group)
+    accuracy = sum(correct[i] for i in group) / len(group)
+    return len(group) * abs(accuracy - mean_confidence)
+
+
+def aurc(correct: Sequence[bool], score: Sequence[float]) -> float:
+    """Percent; for scores that differ."""
+    order = sorted(range(len(score)), key=lambda i: score[i])
+    risks = [sum(not correct[i] for i in order[:n]) / n for n in range(1, len(order) + 1)]
+    return 100 * sum(risks) / len(risks)
+
+
+def fpr95(score: Sequence[float], positive: Sequence[bool]) -> float:
+    """Percent; the smallest false-positive rate of any threshold that catches 95 % of the positives."""
+    best = 1.0
+    for threshold in score:
+        hits = [s >= threshold for s, p in zip(score, positive, strict=True) if p]
+        alarms = [s >= threshold for s, p in zip(score, positive, strict=True) if not p]
+        if 100 * sum(hits) >= 95 * len(hits):
+            best = min(best, sum(alarms) / len(alarms))
+    return 100 * best
+
+
+def open_set_by_hand(
+    predicted: Sequence[int], unknown: Sequence[bool], labels: Sequence[int], K: int
+) -> list[float | None]:
+    """Percent right of each class, the unknown one last; None for a class with no sample."""
+    accuracies: list[float | None] = []
+    for k in range(K + 1):
+        own = [i for i, y in enumerate(labels) if y == k]
+        right = [unknown[i] if k == K else (not unknown[i] and predicted[i] == k) for i in own]
+        accuracies.append(100 * sum(right) / len(right) if own else None)
+    return accuracies
+
+
+def neighbourhood_density(vectors: Sequence[Sequence[float]], temperature: float = 0.05) -> float:
+    unit = [[v / math.sqrt(sum(w * w for w in row)) for v in row] for row in vectors]
+    total = 0.0
+    for i, a in enumerate(unit):
+        weights = [
+            math.exp(sum(x * y for x, y in zip(a, b, strict=True)) / temperature) for j, b in enumerate(unit) if j != i
+        ]
+        shares = [w / sum(weights) for w in weights]
+        total += -sum(s * math.log(s) for s in shares if s > 0)
+    return total / len(unit)
+
+
+def two_means_sse(low: Sequence[float], high: Sequence[float]) -> float:
+    return sum(sum((v - sum(group) / len(group)) ** 2 for v in group) for group in (low, high) if group)
+
+
+def best_two_means_sse(values: Sequence[float]) -> float:
+    """The smallest within-cluster sum of squares over every cut of the sorted values."""
+    ordered = sorted(values)
+    return min(two_means_sse(ordered[:cut], ordered[cut:]) for cut in range(1, len(ordered)))
