@@ -29,7 +29,7 @@ class Row:
 
 
 def best_time(call: Callable[[], Any], *, seconds: float = 1.0, repeats: int = 50) -> float:
-    """The shortest of several runs, in milliseconds: other load on the machine only ever adds. The first is a warm-up."""
+    """The shortest of several runs after a warm-up, in milliseconds: other load on the machine only ever adds."""
     call()
     times: list[float] = []
     while len(times) < 3 or (sum(times) < seconds and len(times) < repeats):
@@ -47,7 +47,7 @@ def one_time(call: Callable[[], Any]) -> float:
 
 
 def peak_memory(call: Callable[[], Any]) -> float:
-    """The most memory that tensors made during the call took at once, in MiB: a running sum over the allocator's log."""
+    """The most memory that tensors made during the call took at once, in MiB, from the log of the allocator."""
     call()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-import posterior
 import torch
-from measure import Row
 from rich.console import Console
 from rich.table import Table
+
+import posterior
+from measure import Row
 
 SUITES: dict[str, Callable[[], Iterable[Row]]] = {"posterior": posterior.suite}
 

@@ -25,7 +25,8 @@ class RuntimeConfig:
     precision: str = "auto"
     """auto (bf16 on a GPU, 32 on a CPU), 32 or bf16."""
     compile: str = "auto"
-    """auto, on or off: torch.compile and CUDA graphs; auto is on for a GPU and enough steps."""
+    """How a GPU takes its steps: off (one by one), graph (captured as CUDA graphs), on (compiled, then captured; takes a
+    minute or more at first), or auto (graph, or on for long runs)."""
     devices: int = 1
     """How many processes on each node, one per GPU (or CPU process)."""
     nodes: int = 1
@@ -38,7 +39,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("precision", self.precision, ("auto", "32", "bf16"))
-        one_of("compile", self.compile, ("auto", "on", "off"))
+        one_of("compile", self.compile, ("auto", "graph", "on", "off"))
         at_least("devices", self.devices, 1)
         at_least("nodes", self.nodes, 1)
 
@@ -90,7 +91,7 @@ class TrainConfig(OptimiserConfig):
     head_norm: bool = True
     """Whether the last layer is weight-normalised."""
     augment: str | None = None
-    """Views in training: crop-flip, resized-crop-flip or none; chosen by the backbone when not given."""
+    """Views in training: crop-flip, resized-crop-flip, resized-crop or none; chosen by the backbone when not given."""
     prior: float | str = "evidence"
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = "exact"
@@ -109,7 +110,7 @@ class TrainConfig(OptimiserConfig):
         one_of("damping", self.damping, ("exact", "factored"))
         one_of("preset", self.preset, ("default", "paper"))
         if self.augment is not None:
-            one_of("augment", self.augment, ("crop-flip", "resized-crop-flip", "none"))
+            one_of("augment", self.augment, ("crop-flip", "resized-crop-flip", "resized-crop", "none"))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ fails the step goes on eagerly, and says so.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,8 +25,9 @@ from usfan.runtime import Runtime, permutation
 log = logging.getLogger(__name__)
 
 WARM_UP = 3
-WORTH_COMPILING = 150
-"""Steps from which compiling pays under compile="auto"."""
+WORTH_CAPTURING = 50
+WORTH_COMPILING = 30_000
+"""Steps from which capturing and compiling pay under compile="auto"."""
 
 
 class Optimiser:
@@ -95,7 +97,7 @@ class Stepper:
 
     def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int) -> None:
         self.step, self.device = step, runtime.device
-        self.capture = worth_compiling(runtime, steps)
+        self.capture = runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
 
@@ -127,6 +129,7 @@ class Stepper:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize(self.device)
+            gc.collect()  # an old graph freed in the middle of a capture would break it
             with torch.cuda.graph(graph):
                 result = self.step(*static)
         except Exception as error:
@@ -174,14 +177,14 @@ def engine_store(images: Any, spec: InputSpec, runtime: Runtime) -> PixelStore:
 
 
 def worth_compiling(runtime: Runtime, steps: int) -> bool:
-    return runtime.fast and (runtime.compile == "on" or steps >= WORTH_COMPILING)
+    return runtime.fast and (runtime.compile == "on" or (runtime.compile == "auto" and steps >= WORTH_COMPILING))
 
 
 @functools.cache
 def compiled_forward() -> Callable:
-    """One compiled function for all classifiers: networks of the same shape share its code."""
-    torch._dynamo.config.recompile_limit = 64  # a study has several networks, in training and in test mode
-    return torch.compile(lambda classifier, images: classifier(images), dynamic=False)
+    """One compiled extractor for all classifiers: networks of the same shape, in either stage, share its code."""
+    torch._dynamo.config.recompile_limit = 64  # a study has several networks
+    return torch.compile(lambda classifier, images: classifier.extract(images), dynamic=False)
 
 
 def forward(
@@ -190,9 +193,11 @@ def forward(
     """(features, logits) in float32, whatever the precision of the network."""
     if runtime.device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)
+        torch.backends.cudnn.benchmark = compiled  # worth its seconds for the batch size that recurs, not for remainders
     with runtime.autocast():
-        features, logits = compiled_forward()(classifier, images) if compiled else classifier(images)
-    return features.float(), logits.float()
+        features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
+    features = features.float()
+    return features, classifier.head(features)
 
 
 def prepare(classifier: Classifier, runtime: Runtime) -> Classifier:
@@ -242,7 +247,6 @@ def forward_store(
     *,
     rows: Tensor | None = None,
     batch_size: int = 256,
-    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
     classifier.eval()
@@ -252,13 +256,8 @@ def forward_store(
     parts: list[tuple[Tensor, Tensor]] = []
     own = range(runtime.rank * batch_size, count, runtime.world * batch_size)
     for start in own:
-        index = rows[start : start + batch_size]
-        padded = index if len(index) == batch_size or not compiled else rows[:1].expand(batch_size).clone()
-        if padded is not index:
-            padded[: len(index)] = index
-        images = test_view(store.batch(padded, runtime.device), spec)
-        features, logits = forward(classifier, images, runtime, compiled=compiled)
-        parts.append((features[: len(index)], logits[: len(index)]))
+        images = test_view(store.batch(rows[start : start + batch_size], runtime.device), spec)
+        parts.append(forward(classifier, images, runtime))
     if runtime.world == 1:
         return torch.cat([f for f, _ in parts]), torch.cat([z for _, z in parts])
     return gather_parts(classifier, parts, list(own), count, runtime)

@@ -70,19 +70,23 @@ def test_a_very_strong_prior_gives_the_point_estimate():
     assert float(information.max()) < 1e-6
 
 
-def spread_problem(classes: int, seed: int) -> tuple[KroneckerPosterior, torch.Tensor]:
+def spread_problem(classes: int, seed: int, batch: int = 16) -> tuple[KroneckerPosterior, torch.Tensor]:
     """Weights all the way between 1/K and 1, as on a shifted domain."""
     layer = last_layer(1500, 64, classes, seed=seed, dtype=torch.float32)
     posterior = KroneckerPosterior.fit(*layer.given, 20.0)
-    return posterior, shifted(layer.features, 16, seed=seed)
+    return posterior, shifted(layer.features, batch, seed=seed)
 
 
 def test_1024_fixed_draws_are_close_to_200000_random_ones():
-    posterior, new = spread_problem(31, seed=0)
-    exact = certainty_weights(many_random(posterior, new, 200_000))
-    assert float(exact.min()) < 0.3
-    assert float(exact.max()) > 0.8
-    assert float((posterior.certainty(new, samples=1024) - exact).abs().mean()) < 5e-3
+    errors = []
+    for seed in range(3):
+        posterior, new = spread_problem(31, seed, batch=32)
+        exact = certainty_weights(many_random(posterior, new, 200_000))
+        assert float(exact.min()) < 0.3
+        assert float(exact.max()) > 0.8
+        errors.append(float((posterior.certainty(new, samples=1024) - exact).abs().mean()))
+    print(f"mean error of 1,024 fixed draws: {sum(errors) / len(errors):.1e}")
+    assert sum(errors) / len(errors) < 5e-3
 
 
 @pytest.mark.parametrize("classes", [31, 65])

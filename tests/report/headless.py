@@ -94,7 +94,8 @@ class Browser:
                   mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        if problem := self.call("Page.navigate", url=page.resolve().as_uri()).get("errorText"):
+            raise RuntimeError(f"{page}: {problem}")
         end = time.monotonic() + self.patience
         while not self.run("location.protocol === 'file:' && document.documentElement?.dataset.ready === '1'"):
             if time.monotonic() > end:

@@ -38,7 +38,7 @@ def clusters(N: int, K: int, spread: float, wrong: float, seed: int) -> tuple[Te
     return labels, features, logits
 
 
-def write_images(folder: Path, N: int, most: int = 80) -> list[str]:
+def write_images(folder: Path, N: int, most: int = 24) -> list[str]:
     """Paths of N images; the same few files again and again."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

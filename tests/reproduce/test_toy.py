@@ -202,7 +202,7 @@ def test_run_writes_its_folder_and_repeats_itself(tmp_path):
         for name in VARIANTS:
             assert metrics[shift][name]["accuracies"] == again[shift][name]["accuracies"]
             assert metrics[shift][name]["runs"] == 2
-    assert sum(steps) == 40 + 2 * (len(VARIANTS) - 1) * 6
+    assert sum(steps) == 2 * (40 + 2 * (len(VARIANTS) - 1) * 6)
     assert json.loads((tmp_path / "toy" / "metrics.json").read_text()) == metrics
     assert {p.name for p in (tmp_path / "toy").iterdir()} == {"metrics.json", "toy.png", "config.yaml", "log.jsonl"}
     lines = [json.loads(line) for line in (tmp_path / "toy" / "log.jsonl").read_text().splitlines()]

@@ -164,9 +164,7 @@ class Adaptation:
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode: validators, weights and pseudo-labels share it."""
-        features, logits = forward_store(
-            self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled
-        )
+        features, logits = forward_store(self.classifier, self.store, self.source.spec, self.runtime)
         probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 

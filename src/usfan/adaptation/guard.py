@@ -37,7 +37,7 @@ class Guard:
         self.latest = epoch
         self.validators[epoch] = validators
         reason = None if self.loss_finite else "the loss is not finite"
-        if epoch > 0 and reason is None:
+        if epoch > 0 and reason is None and self.source_probs is not None:
             reason = collapse(probs, self.source_probs)
         if not self.enabled:
             return

@@ -30,8 +30,19 @@ METHODS: dict[str, Method] = {
         Method("shot-im", "information maximisation, every sample alike"),
         Method("shot-im-entropy", "shot-im, weighted by the certainty of the point estimate", weights="point"),
         Method("shot", "shot-im and nearest-centroid pseudo-labels", pseudo_labels=True),
-        Method("u-sfan", "shot-im, weighted by the certainty of the posterior predictive", weights="posterior"),
-        Method("u-sfan+", "u-sfan and nearest-centroid pseudo-labels", weights="posterior", pseudo_labels=True),
+        Method(
+            "u-sfan",
+            "shot-im, weighted by the certainty of the posterior predictive",
+            weights="posterior",
+            split="posterior-entropy",
+        ),
+        Method(
+            "u-sfan+",
+            "u-sfan and nearest-centroid pseudo-labels",
+            weights="posterior",
+            pseudo_labels=True,
+            split="posterior-entropy",
+        ),
     )
 }
 

@@ -31,7 +31,7 @@ class InputSpec:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Divides after the subtraction, per channel."""
     augment: str = "crop-flip"
-    """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9) or "none" (digits)."""
+    """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop" or "none" (digits)."""
 
 
 _MASK = (1 << 63) - 1
@@ -87,8 +87,8 @@ def train_view(
     """Random views of pixels[rows]; `samples` are the numbers that key the draws."""
     if spec.augment == "none":
         return test_view(pixels[rows], spec)
-    if spec.augment == "resized-crop-flip":
-        return resized_crop_flip(pixels[rows], samples, spec, seed, epoch)
+    if spec.augment in ("resized-crop", "resized-crop-flip"):
+        return resized_crop(pixels[rows], samples, spec, seed, epoch)
     return normalise(crop_flip(pixels, rows, samples, spec.size, seed, epoch), spec)
 
 
@@ -107,17 +107,17 @@ def crop_flip(pixels: Tensor, rows: Tensor, samples: Tensor, size: int, seed: in
     ]
 
 
-def resized_crop_flip(
+def resized_crop(
     pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor, smallest: float = 0.6
 ) -> Tensor:
-    """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size (bilinear), maybe flipped."""
+    """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size; flipped if asked."""
     u = [keyed_uniform(seed, epoch, samples, stream) for stream in range(5)]
     area = smallest + (1 - smallest) * u[0]
     aspect = torch.exp((2 * u[1] - 1) * math.log(4 / 3))
     width = (area * aspect).sqrt().clamp(max=1)
     height = (area / aspect).sqrt().clamp(max=1)
     centre_x, centre_y = (2 * u[2] - 1) * (1 - width), (2 * u[3] - 1) * (1 - height)
-    sign = torch.where(u[4] < 0.5, -1.0, 1.0)
+    sign = torch.where(u[4] < (0.5 if spec.augment.endswith("flip") else 0.0), -1.0, 1.0)
     theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
     theta[:, 0, 0], theta[:, 0, 2], theta[:, 1, 1], theta[:, 1, 2] = width * sign, centre_x, height, centre_y
     grid = torch.nn.functional.affine_grid(

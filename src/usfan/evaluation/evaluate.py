@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from usfan.adaptation.open_set import SCORES, split_unknown
 from usfan.config import RuntimeConfig
 from usfan.data.stream import Skipped
 from usfan.errors import DataError
-from usfan.evaluation.metrics import calibration_metrics, classification_metrics, open_set_metrics
+from usfan.evaluation.metrics import calibration_metrics, classification_metrics, detection_table, open_set_metrics
 from usfan.models.model import Outputs, SourceModel, as_images
 from usfan.runtime import Runtime, start_runtime
 
@@ -73,12 +74,21 @@ def score_outputs(outputs: Outputs, labels: Tensor, model: SourceModel, *, open_
 
 def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> dict[str, Any]:
     """By the rule stored in the model; and, named apart, by the recipe's own: clustering the whole test set."""
-    from usfan.adaptation.open_set import split_unknown
-
     recipe = split_unknown(outputs, "entropy", recipe=True)
     rule = getattr(model, "unknown_rule", None) or recipe
     predicted = outputs.probs.argmax(dim=1)
     own = open_set_metrics(predicted, rule.flag(outputs), rule.score_of(outputs), labels, model.classes)
     other = open_set_metrics(predicted, recipe.flag(outputs), recipe.score_of(outputs), labels, model.classes)
     own["unknown_rule"] = rule.to_dict()
+    own["detection"] = detection_table({name: score(outputs) for name, score in SCORES.items()}, labels == len(model.classes))
+    own["by_score"] = {name: score_figures(outputs, labels, model, name) for name in SCORES}
     return own | {f"transductive_{name}": other[name] for name in ("os", "os_star", "unknown_accuracy", "hos")}
+
+
+def score_figures(outputs: Outputs, labels: Tensor, model: SourceModel, name: str) -> dict[str, Any]:
+    """What the decision would be by another score, split by our own rule."""
+    rule = split_unknown(outputs, name)
+    figures = open_set_metrics(
+        outputs.probs.argmax(dim=1), rule.flag(outputs), rule.score_of(outputs), labels, model.classes
+    )
+    return {key: figures[key] for key in ("os", "os_star", "unknown_accuracy", "hos")}

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from usfan.errors import DataError
 from usfan.evaluation.calibration import calibration_metrics, checked, entropies
@@ -94,6 +93,8 @@ def _detection(score: Tensor, is_unknown: Tensor, name: str) -> dict[str, float 
     rank = rank.double() / rank.max().clamp_min(1)
     caught = score[is_unknown].sort(descending=True).values
     threshold = caught[(95 * len(caught) + 99) // 100 - 1]
+    from torchmetrics.functional.classification import binary_auroc, binary_average_precision  # slow to import
+
     return {
         "auroc": 100 * float(binary_auroc(rank, is_unknown.long())),
         "aupr": 100 * float(binary_average_precision(rank, is_unknown.long())),

@@ -53,7 +53,7 @@ def small_backbone(name: str, pretrained: str, channels: int | None) -> tuple[nn
     model = kind(channels)
     if pretrained not in ("auto", "none"):
         load_weights(model, Path(pretrained))
-    augment = "resized-crop-flip" if name == "cnn13" else "none"
+    augment = {"cnn13": "resized-crop-flip", "digits-cnn": "resized-crop"}.get(name, "none")
     spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, augment)
     return model, kind.num_features, spec
 

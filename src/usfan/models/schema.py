@@ -131,7 +131,7 @@ def read_spec(reader: _Reader) -> InputSpec:
         if not numbers or not all(math.isfinite(v) and (name == "mean" or v > 0) for v in value):  # type: ignore[union-attr]
             raise reader.fail(name, f"{channels} numbers")
         stats.append(tuple(float(v) for v in value))  # type: ignore[union-attr]
-    augment = reader.text("augment", ("crop-flip", "resized-crop-flip", "none"))
+    augment = reader.text("augment", ("crop-flip", "resized-crop-flip", "resized-crop", "none"))
     spec = InputSpec(channels, size, reader.whole("resize", size, MAX_SIDE), stats[0], stats[1], augment)
     unknown = set(reader.values) - {f.name for f in fields(InputSpec)}
     if unknown:

@@ -123,8 +123,8 @@ def number(value: Any, digits: int = 3) -> str:
     """A figure for reading: 31.2, 0.0123, 1.2e-05, 12,345."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "–" if value is None else str(value)
-    if not math.isfinite(value):
-        return str(value)
+    if not is_number(value):
+        return str(value)[:40]
     if value < 0:
         return f"−{number(-value, digits)}"
     if isinstance(value, int) or (value == round(value) and value < 1e9):
@@ -154,8 +154,10 @@ def seconds(value: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A finite figure; None, text and flags are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite figure; None, text, flags and whole numbers too long for a float are not."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def plain_name(key: str) -> str:

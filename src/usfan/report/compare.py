@@ -49,7 +49,7 @@ def figures_table(runs: list[Run]) -> Table:
     best = {name: best_of(name, values) for name, values in columns.items()}
     rows = [[Cell(run.name, run.name)] for run in runs]
     for name, values in columns.items():
-        marks = ["best" if v == best[name] else "" for v in values]
+        marks = ["best" if is_number(v) and v == best[name] else "" for v in values]
         for i, cell in enumerate(column_cells(values, marks)):
             rows[i].append(cell)
             if name == COLUMNS["accuracy"]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from usfan.evaluation.validators import DIRECTION
-from usfan.report.blocks import Figure, number, plain_name
+from usfan.report.blocks import Figure, is_number, number, plain_name
 from usfan.report.svg import Axes, padded, whole_ticks
 
 LOSSES = {
@@ -36,8 +36,8 @@ Series = np.ndarray
 
 def series(epochs: list[dict[str, Any]], key: str) -> Series:
     """The epochs that hold this figure. A value that is not finite stays: the line breaks there."""
-    pairs = [(e["epoch"], e[key]) for e in epochs if isinstance(e.get(key), (int, float))]
-    return np.array([p for p in pairs if not isinstance(p[1], bool)], float).reshape(-1, 2)
+    pairs = [(e["epoch"], e[key]) for e in epochs if isinstance(e.get(key), float) or is_number(e.get(key))]
+    return np.array(pairs, float).reshape(-1, 2)
 
 
 def training_figures(prefix: str, epochs: list[dict[str, Any]], kept: int | None) -> list[Figure]:

@@ -10,7 +10,7 @@ from typing import Any
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
 from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
-from usfan.report.read_run import Run
+from usfan.report.read_run import Run, is_epoch
 
 KINDS = {
     "adapt": "adaptation",
@@ -50,12 +50,12 @@ def fill_figures(run: Run) -> None:
 
 def kept_epoch(run: Run) -> int | None:
     value = run.metrics.get("kept_epoch", run.kept.get("epoch", run.metrics.get("best_epoch")))
-    return value if isinstance(value, int) else None
+    return value if is_epoch(value) else None
 
 
 def planned_epochs(run: Run) -> int | None:
     value = run.metrics.get("epochs", run.kept.get("of", run.settings.get("epochs")))
-    return value if isinstance(value, int) else None
+    return value if is_epoch(value) else None
 
 
 def guard_reason(run: Run) -> str:

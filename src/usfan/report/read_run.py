@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from usfan.errors import DataError
+from usfan.report.blocks import is_number
 from usfan.report.read_samples import Samples, read_samples
 
 MARKS = ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "config.json")
@@ -75,9 +76,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     classes = run.model.get("classes")
     run.samples = read_samples(path, classes if isinstance(classes, list) else None, run.problems)
     if not run.epochs and isinstance(run.metrics.get("validators_by_epoch"), list):
-        rows = [
-            r for r in run.metrics["validators_by_epoch"] if isinstance(r, dict) and isinstance(r.get("epoch"), int)
-        ]
+        rows = [r for r in run.metrics["validators_by_epoch"] if isinstance(r, dict) and is_epoch(r.get("epoch"))]
         run.epochs = [{"epoch": r["epoch"], "validators": {k: r[k] for k in r if k != "epoch"}} for r in rows]
     missing = [f for f in EXPECTED.get(run.kind, ()) if not (path / f).is_file()]
     run.problems[:0] = [f"{f} is missing: {WITHOUT[f]}." for f in missing]
@@ -118,9 +117,9 @@ def read_log(path: Path, run: Run) -> None:
         if not isinstance(entry, dict):
             bad += 1
             continue
-        if isinstance(entry.get("time"), (int, float)):
+        if is_number(entry.get("time")):
             times.append(float(entry["time"]))
-        if entry.get("event") == "epoch" and isinstance(entry.get("epoch"), int):
+        if entry.get("event") == "epoch" and is_epoch(entry.get("epoch")):
             epochs[entry["epoch"]] = entry
         elif entry.get("event") == "kept":
             run.kept = entry
@@ -128,6 +127,10 @@ def read_log(path: Path, run: Run) -> None:
         run.problems.append(f"log.jsonl: {bad} of {len(lines)} lines cannot be read and were left out.")
     run.epochs = [epochs[e] for e in sorted(epochs)]
     run.times = (min(times), max(times)) if times else None
+
+
+def is_epoch(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1_000_000
 
 
 def kind_of(run: Run) -> str:

@@ -14,6 +14,8 @@ from torch import Tensor
 TABLES = ("probs_before", "probs_after", "posterior_before", "posterior_after")
 VECTORS = ("weight", "entropy_before", "entropy_after", "unknown", "labels")
 MAPS = ("features_before", "features_after")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,7 @@ class Samples:
 
     @property
     def unknown(self) -> Tensor | None:
-        flags = self.tensors.get("unknown")
-        return None if flags is None else flags.bool()
+        return self.tensors.get("unknown")
 
     @cached_property
     def predicted(self) -> dict[str, Tensor]:
@@ -115,13 +116,13 @@ def consistent(tensors: dict[str, Tensor], problems: list[str]) -> dict[str, Ten
     for name, tensor in tensors.items():
         wanted = (N, K) if name in TABLES else (N, 2) if name in MAPS else (N,)
         whole = name in ("labels", "unknown")
-        if tuple(tensor.shape) != wanted or 0 in wanted or tensor.is_floating_point() == whole:
+        if tuple(tensor.shape) != wanted or 0 in wanted or tensor.dtype not in (WHOLE if whole else FLOATS):
             problems.append(
                 f"samples.safetensors: {name} has shape {tuple(tensor.shape)} and type {str(tensor.dtype)[6:]}, "
                 f"not {wanted} {'whole numbers' if whole else 'floats'}: it was left out."
             )
         else:
-            good[name] = tensor
+            good[name] = tensor.long() if name == "labels" else tensor.bool() if name == "unknown" else tensor
     return good
 
 

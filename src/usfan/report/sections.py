@@ -62,7 +62,7 @@ def run_sections(id: str, run: Run, detail: Detail) -> list[Section]:
                 blocks += make()
             except UsfanError as error:  # the samples are there, but cannot be scored
                 blocks.append(Note(f"{title}: a part is left out, because {error}."))
-        found.append(Section(f"{id}-{key}", title, intro, blocks, 2 if key in PAIRED else 3))
+        found.append(Section(f"{id}-part-{key}", title, intro, blocks, 2 if key in PAIRED else 3))
 
     if run.kind == "toy":
         section("toy", "Panels", "", lambda: toy_blocks(id, run))

@@ -169,8 +169,8 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     if len(values) < 2:
         return [number(v) for v in values]
     step = min(abs(b - a) for a, b in itertools.pairwise(values))
-    if step < 1e-4 or max(map(abs, values)) >= 1e5:
-        return [f"{v:.2g}".replace("-", "−", 1) if v else "0" for v in values]
+    if step < 1e-4 and max(map(abs, values)) < 1e-2:
+        return [f"{v:.2g}".replace("-", "−") if v else "0" for v in values]
     decimals = max(0, math.ceil(-math.log10(step) - 1e-9))
     if round(step, decimals) != round(step, 6):
         decimals += 1  # a step of 2.5 × 10ⁿ

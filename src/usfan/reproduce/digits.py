@@ -83,7 +83,7 @@ def train_digits(data: ImageData, runtime: Runtime, seed: int, quick: bool) -> S
     epochs = 2 if quick else SOURCE_EPOCHS[data.name]
     with bar(f"training on {data.name}") as shown:
         return train_source(
-            data, backbone="lenet", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown, 64)
+            data, backbone="digits-cnn", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown, 64)
         )
 
 

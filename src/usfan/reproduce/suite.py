@@ -153,7 +153,8 @@ class Suite:
         assert store.labels is not None
         scores = score_outputs(outputs, store.labels, model, open_set=self.setting == "open")
         names = SHOWN_METRICS + (OPEN_METRICS if self.setting == "open" else ())
-        return {name: scores[name] for name in names} | {"count": scores["count"]}
+        more = ("detection", "by_score", "unknown_rule") if self.setting == "open" else ()
+        return {name: scores[name] for name in (*names, *more, "count")}
 
     def source_model(self, source: str, seed: int) -> SourceModel:
         folder = self.out / "models" / f"{source}_{seed}"

@@ -3,8 +3,8 @@
     L = 2·[(1 − γ) L_ent^ug + γ L_div] + β·CE        Eqs. 2, 3, 7 and the recipe's pseudo-labels, γ = ½, β = 0.3
 
 Everything but the weights and the pseudo-labels is the same for every method. Weights are taken once, from the source
-model in test mode, and divided by their mean. The prior precision is the number that was the training's weight decay,
-3e-3, as the paper has it. "u-sfan (evidence)" has the prior that the evidence prefers, about 1. "u-sfan (paper)" is
+model in test mode, and divided by their mean. The prior precision is the training's weight decay, 3e-3, not times N:
+so the paper sets it. "u-sfan (evidence)" has the prior that the evidence prefers, about 1. "u-sfan (paper)" is
 Algorithm 1 to the letter: weights from the features of each step, BatchNorm in training mode, not divided by their
 mean, and L without the factor 2.
 
@@ -141,7 +141,7 @@ def adapt_stack(
     *,
     steps: int = TARGET_STEPS,
     learning_rate: float = LEARNING_RATE,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[int], None] = lambda steps: None,
 ) -> StackedMLP:
     """Stage 2 of S networks: full batch, the head frozen, BatchNorm in training mode."""
     method = METHODS[variant.method]
@@ -165,5 +165,5 @@ def adapt_stack(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        advance(1)
+        advance(len(points))
     return network.eval()

@@ -159,6 +159,15 @@ class StackedMLP(nn.Module):
             values.data = values.data[index : index + 1].clone()
         return one
 
+    @staticmethod
+    def joined(stacks: Sequence[StackedMLP]) -> StackedMLP:
+        """Several stacks as one, in their order."""
+        one = copy.deepcopy(stacks[0])
+        every = [(*stack.parameters(), *stack.buffers()) for stack in stacks]
+        for values, *parts in zip((*one.parameters(), *one.buffers()), *every, strict=True):
+            values.data = torch.cat([part.detach() for part in parts])
+        return one
+
 
 def sgd(parameters: Iterable[nn.Parameter], learning_rate: float = LEARNING_RATE) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=learning_rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
@@ -169,7 +178,7 @@ def train_stack(
     points: Tensor,
     labels: Tensor,
     steps: int = SOURCE_STEPS,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[int], None] = lambda steps: None,
 ) -> None:
     """Stage 1: plain cross-entropy, full batch."""
     optimiser = sgd(network.parameters())
@@ -180,5 +189,5 @@ def train_stack(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        advance(1)
+        advance(len(points))
     network.eval()

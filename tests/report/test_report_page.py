@@ -1,0 +1,231 @@
+"""The report of a whole run: what it says, that it says it in words too, and that it stands alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from page_parser import Element, parse
+from PIL import Image
+from report_runs import EPOCHS, class_names, write_adapt_run, write_images
+from safetensors.torch import load_file
+
+from usfan.cli import main
+from usfan.errors import ConfigError, DataError
+from usfan.report import page as page_module
+from usfan.report.page import write_report
+from usfan.report.sections import Detail
+from usfan.run import write_json
+
+K = 6
+FIGURES = ("losses", "lr", "entropy-before", "entropy-after", "weights", "map-before", "map-after")
+LABELLED = ("reliability-before", "reliability-after", "calibration", "confusion", "confusions")
+
+
+def words(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapt_run(tmp_path_factory.mktemp("runs") / "webcam", N=240, K=K)
+
+
+@pytest.fixture(scope="module")
+def document(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Element:
+    return parse(write_report([run], tmp_path_factory.mktemp("page") / "report.html"))
+
+
+def test_every_part_is_there(document: Element) -> None:
+    ids = [e.attributes["id"] for e in document.all() if "id" in e.attributes]
+    assert not [i for i, n in Counter(ids).items() if n > 1]
+    wanted = {f"r1-{name}" for name in (*FIGURES, *LABELLED, "classes", "settings")}
+    wanted |= {f"r1-gallery-{name}" for name in ("certain", "uncertain", "mistakes")}
+    assert wanted <= set(ids)
+    assert sum(i.startswith("r1-validator-") for i in ids) == 9
+    assert not document.all(css="problems")
+
+
+def test_the_headline_and_the_figures_are_those_of_metrics_json(run: Path, document: Element) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    before, after = metrics["before"], metrics["after"]
+    headline = document.all("p", "headline")[0].text
+    assert headline == f"Accuracy {words(before['accuracy'])} → {words(after['accuracy'])}: kept epoch 4 of {EPOCHS}"
+    for when, figures in (("before", before), ("after", after)):
+        label = document.one(f"r1-reliability-{when}").all("svg")[0].attributes["aria-label"].replace("\u00a0", " ")
+        assert f"point estimate {words(figures['ece'])}, posterior {words(figures['posterior_ece'])}" in label
+    rows = {row[0]: row for row in document.one("r1-classes").rows()}
+    for name in class_names(K):
+        assert rows[name][2] == f"{before['per_class_accuracy'][name]:.1f}"
+        assert rows[name][3] == f"{after['per_class_accuracy'][name]:.1f}"
+
+
+def test_the_confusion_counts_every_image_once(run: Path, document: Element) -> None:
+    samples = load_file(run / "samples.safetensors")
+    pairs = Counter(zip(samples["labels"].tolist(), samples["probs_after"].argmax(1).tolist(), strict=True))
+    for i, row in enumerate(document.one("r1-confusion").rows()):
+        assert [0 if c == "·" else int(c) for c in row[1:]] == [pairs[i, j] for j in range(K)]
+    top = document.one("r1-confusions").rows()[0]
+    names = class_names(K)
+    assert pairs[names.index(top[0]), names.index(top[1])] == int(top[3])
+    assert int(top[3]) == max(n for (true, given), n in pairs.items() if true != given)
+
+
+def test_the_weights_histogram_holds_all_images(document: Element) -> None:
+    bars = [t.text for t in document.one("r1-weights").all("title")]
+    assert sum(int(re.search(r": ([\d,]+) images", b)[1].replace(",", "")) for b in bars) == 240
+
+
+def test_every_map_point_is_drawn_and_galleries_hold_twelve(document: Element) -> None:
+    for when in ("before", "after"):
+        paths = document.one(f"r1-map-{when}").all("path")
+        assert sum(p.attributes["d"].count("M") for p in paths) == 240
+    images = document.one("r1-gallery-certain").all("img")
+    assert len(images) == 12
+    assert all(i.attributes["src"].startswith("data:image/jpeg;base64,") for i in images)
+
+
+def test_every_figure_has_words(document: Element) -> None:
+    drawings = document.all("svg")
+    assert len(drawings) >= 15
+    for svg in drawings:
+        assert svg.attributes["role"] == "img"
+        assert re.search(r"\d", svg.attributes["aria-label"])
+    assert all(f.all("figcaption")[0].text for f in document.all("figure"))
+    assert all(i.attributes["alt"] for i in document.all("img"))
+
+
+def test_headings_skip_no_level(document: Element) -> None:
+    def walk(element: Element) -> list[int]:
+        return [n for c in element.children for n in ([int(c.tag[1])] if re.fullmatch("h[1-6]", c.tag) else walk(c))]
+
+    levels = walk(document)
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
+
+
+def test_the_page_stands_alone_and_is_the_same_every_time(run: Path, tmp_path: Path) -> None:
+    first, second = (write_report([run], tmp_path / f"{i}.html").read_bytes() for i in (1, 2))
+    assert first == second
+    assert len(first) < 1_000_000
+    loads = [v for e in parse(tmp_path / "1.html").all() for a, v in e.attributes.items() if a in ("src", "href")]
+    assert all(v.startswith(("data:", "#")) for v in loads)
+    assert not re.search(rb"@import|url\(|fetch\(|https?://", first)
+
+
+def test_class_names_are_text_and_never_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    names = [evil, '"><img src=x onerror=alert(2)>', "a & b", "{{ 7 * 7 }}", "\udc80 surrogate", "</style>"]
+    run = write_adapt_run(tmp_path / "<b>run", classes=names, N=60)
+    document = parse(write_report([run], tmp_path / "report.html"))
+    assert len(document.all("script")) == 1
+    assert evil in {row[0] for row in document.one("r1-classes").rows()}
+    assert "{{ 7 * 7 }}" in {row[0] for row in document.one("r1-classes").rows()}
+    assert not [i for i in document.all("img") if "onerror" in i.attributes]
+    assert document.all("h1")[0].text == "<b>run"
+
+
+def test_without_labels_only_what_needs_them_is_left_out(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "unlabelled", labels=False)
+    document = parse(write_report([run], tmp_path / "report.html"))
+    ids = {e.attributes.get("id") for e in document.all()}
+    assert {f"r1-{name}" for name in (*FIGURES, "classes", "gallery-certain", "gallery-uncertain")} <= ids
+    assert not ids & {f"r1-{name}" for name in LABELLED}
+    assert "no labels" in document.one("r1-part-labels").text
+    certain = json.loads((run / "metrics.json").read_text())["validators"]["certain"]
+    expected = f"Kept epoch 4 of {EPOCHS}; {100 * certain:.0f} % of predictions certain"
+    assert document.all("p", "headline")[0].text == expected
+    assert document.one("r1-classes").head() == ["class", "predicted before", "predicted after", "mean weight"]
+
+
+def test_an_open_set_run_shows_the_unknown(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "open", N=300, open_set=True)
+    document = parse(write_report([run], tmp_path / "report.html"))
+    flagged = int(load_file(run / "samples.safetensors")["unknown"].sum())
+    assert len(document.one("r1-gallery-unknown").all("img")) == 12
+    rows = {row[0]: row for row in document.one("r1-classes").rows()}
+    assert int(rows["unknown"][6]) == flagged
+    assert len(document.one("r1-confusion").rows()) == K + 1
+
+
+def test_many_classes_give_the_largest_confusions_only(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "wide", N=600, K=40, images=False)
+    document = parse(write_report([run], tmp_path / "report.html"))
+    ids = {e.attributes.get("id") for e in document.all()}
+    assert "r1-confusion" not in ids
+    assert len(document.one("r1-confusions").rows()) == 20
+    assert "keeps no file names" in document.one("r1-part-images").text
+
+
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    one = write_adapt_run(tmp_path / "first" / "webcam", seed=0)
+    two = write_adapt_run(tmp_path / "second" / "webcam", seed=5, method="shot-im", lr=0.02)
+    three = write_adapt_run(tmp_path / "third" / "dslr", seed=0, labels=False)
+    document = parse(write_report([one, two, three], tmp_path / "report.html"))
+    settings = {row[0]: row[1:] for row in document.one("compare-settings").rows()}
+    assert settings == {"lr": ["0.01", "0.02", "0.01"], "method": ["u-sfan", "shot-im", "u-sfan"],
+                        "seed": ["0", "5", "0"]}  # fmt: skip
+    figures = {row[0]: row for row in document.one("compare-figures").rows()}
+    assert set(figures) == {"first/webcam", "second/webcam", "third/dslr"}
+    accuracy = json.loads((two / "metrics.json").read_text())["after"]["accuracy"]
+    assert figures["second/webcam"][1] == f"{accuracy:.1f}"
+    assert figures["third/dslr"][1] == "–"
+    assert len(document.all("article")) == 3
+    assert {"compare-shift", "compare-validator"} <= {e.attributes.get("id") for e in document.all()}
+
+
+def test_with_many_runs_each_gets_less_so_that_the_page_stays_small(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = write_report([run, run], tmp_path / "full.html").stat().st_size
+    monkeypatch.setattr(page_module, "LIMIT", full - 1)
+    monkeypatch.setattr(page_module, "DETAILS", (Detail(), Detail(points=20, thumbnails=1), Detail(0, 0)))
+    document = parse(write_report([run, run], tmp_path / "less.html"))
+    assert len(document.one("r1-gallery-certain").all("img")) == 1
+    monkeypatch.setattr(page_module, "LIMIT", 1)
+    assert (
+        "galleries are left out" in parse(write_report([run, run], tmp_path / "least.html")).one("r1-part-images").text
+    )
+
+
+def test_the_toys_panels_are_shown(tmp_path: Path) -> None:
+    run = tmp_path / "toy"
+    Path(write_images(run, 1)[0]).rename(run / "toy.png")
+    shift = {"source-only": {"accuracy": 58.6, "flipped": 0}, "u-sfan": {"accuracy": 93.5, "flipped": 1}}
+    write_json(run / "metrics.json", {"mild": shift, "strong": shift})
+    document = parse(write_report([run], tmp_path / "report.html"))
+    picture = document.all("img", "panels")[0]
+    assert "mild" in picture.attributes["alt"]
+    assert document.all("p", "headline")[0].text == ("U-SFAN: mild shift 58.6 % → 93.5 %, strong shift 58.6 % → 93.5 %")
+
+
+def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", str(run), "--out", str(out)]) == 0
+    assert out.is_file()
+    assert main(["report", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty")]) == 2
+    said = capsys.readouterr().err
+    assert "nowhere is not a folder" in said
+    assert "empty is not a run folder" in said
+    assert not (tmp_path / "empty" / "report.html").exists()
+
+
+def test_a_folder_is_no_place_for_a_page(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        write_report([run], tmp_path)
+    with pytest.raises(DataError, match="no run folder"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_a_large_photo_becomes_a_thumbnail(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "run", N=60)
+    for path in (tmp_path / "images").glob("*.png"):
+        Image.effect_noise((600, 400), 90).save(path)
+    assert write_report([run], tmp_path / "report.html").stat().st_size < 600_000
