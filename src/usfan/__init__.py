@@ -13,7 +13,7 @@ _WHERE = {
     "Prediction": "usfan.models.model",
     "KroneckerPosterior": "usfan.posterior.kronecker",
     "train_source": "usfan.source",
-    "attach_posterior": "usfan.source",
+    "attach_posterior": "usfan.posthoc",
     "adapt": "usfan.adaptation.adapt",
     "evaluate": "usfan.evaluation.evaluate",
     "information_maximization": "usfan.adaptation.objectives",

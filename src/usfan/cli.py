@@ -55,7 +55,7 @@ def build_parser() -> Parser:
     def command(name: str, summary: str, *kinds: type, skip: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary)
         sub.add_argument("--config", metavar="FILE.yaml", help="Settings by name; flags go on top.")
-        if "seed" not in {f.name for k in kinds for f in dataclasses.fields(k)}:
+        if "seed" not in {f.name for k in kinds for f in dataclasses.fields(k)} - set(skip):
             sub.add_argument("--seed", type=int, default=argparse.SUPPRESS, help="Seed of whatever is drawn.")
         add_fields(sub, *kinds, RuntimeConfig, skip=skip)
         return sub
@@ -127,6 +127,9 @@ def build_parser() -> Parser:
     sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder. Default: runs/BENCHMARK.")
     sub.add_argument(
         "--allow-counts", action="store_true", default=argparse.SUPPRESS, help="Accept other numbers of images."
+    )
+    sub.add_argument(
+        "--allow-classes", action="store_true", default=argparse.SUPPRESS, help="Accept missing classes too."
     )
     return parser
 

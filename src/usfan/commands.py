@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config, unknown_setting
 from usfan.errors import ConfigError
 from usfan.progress import bar, console, step_progress
 
@@ -20,8 +19,17 @@ def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def nothing_left(settings: dict[str, Any]) -> None:
+    """Refuse what no one took."""
     if settings:
-        raise ConfigError(f"unknown setting {', '.join(sorted(settings))}")
+        known = {f.name for kind in (TrainConfig, AdaptConfig, RuntimeConfig) for f in dataclasses.fields(kind)}
+        raise unknown_setting(min(settings), known, "see --help")
+
+
+def without_runtime(settings: dict[str, Any]) -> dict[str, Any]:
+    """What is left besides the flags that every command takes."""
+    take(settings, RuntimeConfig)
+    settings.pop("seed", None)
+    return settings
 
 
 def open_data(settings: dict[str, Any], source: str) -> Any:
@@ -30,10 +38,18 @@ def open_data(settings: dict[str, Any], source: str) -> Any:
     return ImageData(source, root=settings.pop("root", None), strict=bool(settings.pop("strict", False)))
 
 
-def open_runtime(settings: dict[str, Any]) -> Any:
-    from usfan.runtime import start_runtime
+def open_runtime(settings: dict[str, Any], *, several: bool = False) -> Any:
+    """`several`: the command can run in several processes. Its mistakes are found before they start, once."""
+    from usfan.runtime import process_counts, start_runtime
 
-    return start_runtime(make_config(RuntimeConfig, take(settings, RuntimeConfig)))
+    config = make_config(RuntimeConfig, take(settings, RuntimeConfig))
+    if several:
+        nothing_left(settings)
+    elif process_counts(config) != (1, 1):
+        raise ConfigError("this command runs in one process: leave --devices and --nodes out")
+    runtime = start_runtime(config)
+    console.quiet = runtime.rank > 0
+    return runtime
 
 
 def say_skipped(skipped: Any) -> None:
@@ -56,7 +72,7 @@ def print_metrics(metrics: dict[str, Any], title: str) -> None:
 
 
 def train(settings: dict[str, Any]) -> None:
-    from usfan.run import RunFolder
+    from usfan.run import open_run
     from usfan.source import train_source
 
     out, data_path = settings.pop("out"), settings.pop("data")
@@ -65,12 +81,11 @@ def train(settings: dict[str, Any]) -> None:
     values = take(settings, TrainConfig)
     config = make_config(TrainConfig, values)
     runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
-    runtime = open_runtime(settings)
-    nothing_left(settings)
-    with RunFolder(
-        out, {"data": data_path, **dataclasses.asdict(config), **runtime_values}, command="train", resume=resume
-    ) as run:
+    runtime = open_runtime(settings, several=True)
+    recorded = {"data": data_path, **dataclasses.asdict(config), **runtime_values}
+    with open_run(runtime, out, recorded, command="train", resume=resume) as run:
         if run.finished() is not None:
+            run.drop_checkpoints()
             console.print(f"{out} is finished already", markup=False)
             return
         with bar("training", unit="images") as shown:
@@ -87,7 +102,7 @@ def train(settings: dict[str, Any]) -> None:
 def posterior(settings: dict[str, Any]) -> None:
     from usfan.models.model import SourceModel
     from usfan.posthoc import from_state_dict, refit_posterior
-    from usfan.run import RunFolder
+    from usfan.run import open_run
 
     out, model_path, data_path = settings.pop("out"), settings.pop("model"), settings.pop("data")
     private = bool(settings.pop("private", False))
@@ -95,16 +110,16 @@ def posterior(settings: dict[str, Any]) -> None:
     data = open_data(settings, data_path)
     backbone, head = settings.pop("backbone", None), settings.pop("head", None)
     options = make_config(TrainConfig, {k: settings.pop(k) for k in ("prior", "damping") if k in settings})
-    runtime = open_runtime(settings)
-    nothing_left(settings)
-    fitted = {"prior": options.prior, "damping": options.damping}
-    with RunFolder(
-        out, {"model": model_path, "data": data_path, "backbone": backbone, **fitted}, command="posterior"
-    ) as run:
+    runtime = open_runtime(settings, several=True)
+    fitted: dict[str, Any] = {"prior": options.prior, "damping": options.damping}
+    recorded = {"model": model_path, "data": data_path, "backbone": backbone, **fitted}
+    with open_run(runtime, out, recorded, command="posterior") as run:
         if Path(model_path).is_dir():
             model = refit_posterior(SourceModel.load(model_path), data, runtime, **fitted)
         else:
             model = from_state_dict(model_path, backbone, data, runtime, head=head, **fitted)
+        if runtime.rank:
+            return
         model.save(run.path, private=private)
         figures = {
             "prior_precision": model.posterior.prior_precision,
@@ -119,7 +134,7 @@ def posterior(settings: dict[str, Any]) -> None:
 def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.models.model import SourceModel
-    from usfan.run import RunFolder
+    from usfan.run import open_run
     from usfan.samples import adaptation_metrics, save_samples
 
     out, source_path, data_path = settings.pop("out"), settings.pop("source"), settings.pop("data")
@@ -128,14 +143,14 @@ def adapt(settings: dict[str, Any]) -> None:
     values = take(settings, AdaptConfig)
     config = make_config(AdaptConfig, values)
     runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
-    runtime = open_runtime(settings)
-    nothing_left(settings)
     source = SourceModel.load(source_path)
     if data.labels is not None:
         data.match_classes(source.classes, open_set=config.open_set)
+    runtime = open_runtime(settings, several=True)
     recorded = {"source": source_path, "data": data_path, **dataclasses.asdict(config), **runtime_values}
-    with RunFolder(out, recorded, command="adapt", resume=resume) as run:
+    with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
+            run.drop_checkpoints()
             console.print(f"{out} is finished already", markup=False)
             return
         with bar("adapting", unit="images") as shown:
@@ -168,14 +183,15 @@ def evaluate(settings: dict[str, Any]) -> None:
     open_set = bool(settings.pop("open_set", False))
     settings.pop("seed", None)
     data = open_data(settings, data_path)
-    runtime = open_runtime(settings)
-    nothing_left(settings)
-    skipped: list = []
     model = SourceModel.load(model_path)
+    runtime = open_runtime(settings, several=True)
+    skipped: list = []
     with bar("evaluating", len(data)) as shown:
         metrics = run_evaluation(
             model, data, open_set=open_set, runtime=runtime, progress=shown.advance, skipped=skipped
         )
+    if runtime.rank:
+        return
     say_skipped(skipped)
     if out is not None:
         with RunFolder(out, {"model": model_path, "data": data_path, "open_set": open_set}, command="evaluate") as run:
@@ -187,52 +203,28 @@ def evaluate(settings: dict[str, Any]) -> None:
 
 def predict(settings: dict[str, Any]) -> None:
     from usfan.models.model import SourceModel
-    from usfan.run import whole_file
+    from usfan.selective import write_predictions
 
     out, model_path, data_path = Path(settings.pop("out")), settings.pop("model"), settings.pop("data")
     coverage = settings.pop("coverage", None)
-    if coverage is not None and not 0 < float(coverage) <= 1:
-        raise ConfigError(f"coverage must lie above 0 and at most 1; got {coverage}")
+    if coverage is not None and not (isinstance(coverage, (int, float)) and 0 < coverage <= 1):
+        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
     settings.pop("seed", None)
     data = open_data(settings, data_path)
     runtime = open_runtime(settings)
     nothing_left(settings)
     model = SourceModel.load(model_path).to(runtime.device)
-    skipped: list = []
-    with whole_file(out) as part, bar("predicting", len(data)) as shown:
-        with open(part, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["path", "label", "confidence", "entropy", "weight", "unknown"])
-            for index, outputs in model.predict_batches(
-                data, workers=runtime.workers, progress=shown.advance, skipped=skipped
-            ):
-                writer.writerows(prediction_rows(data, index, model.to_prediction(outputs)))
-        if coverage is not None:
-            from usfan.selective import abstain
-
-            abstain(part, float(coverage))
+    with bar("predicting", len(data)) as shown:
+        skipped = write_predictions(out, model, data, coverage, workers=runtime.workers, progress=shown.advance)
     say_skipped(skipped)
     console.print(f"{out}: {len(data) - len(skipped)} predictions", markup=False)
-
-
-def prediction_rows(data: Any, index: Any, prediction: Any) -> list[list[Any]]:
-    confidence = prediction.probs.max(dim=1).values.tolist()
-    columns = zip(
-        index.tolist(),
-        prediction.names,
-        confidence,
-        prediction.entropy.tolist(),
-        prediction.weight.tolist(),
-        prediction.unknown.tolist(),
-        strict=True,
-    )
-    return [[data.where(i), name, f"{c:.6f}", f"{h:.6f}", f"{w:.6f}", int(u)] for i, name, c, h, w, u in columns]
 
 
 def report(settings: dict[str, Any]) -> None:
     from usfan.report.page import write_report
 
     runs, out = [Path(r) for r in settings.pop("runs")], settings.pop("out", None)
+    nothing_left(without_runtime(settings))
     path = write_report(runs, Path(out) if out else runs[0] / "report.html")
     console.print(str(path), markup=False)
 
@@ -241,8 +233,9 @@ def export(settings: dict[str, Any]) -> None:
     from usfan.export import export_onnx
     from usfan.models.model import SourceModel
 
-    out = Path(settings.pop("onnx"))
-    worst = export_onnx(SourceModel.load(settings.pop("model")), out)
+    out, model_path = Path(settings.pop("onnx")), settings.pop("model")
+    nothing_left(without_runtime(settings))
+    worst = export_onnx(SourceModel.load(model_path), out)
     console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)
 
 
@@ -251,6 +244,7 @@ def methods(settings: dict[str, Any]) -> None:
 
     from usfan.adaptation.methods import METHODS
 
+    nothing_left(without_runtime(settings))
     table = Table(title="Methods")
     for column in ("name", "what it does", "weights", "pseudo-labels"):
         table.add_column(column)
@@ -265,14 +259,14 @@ def demo(settings: dict[str, Any]) -> None:
     from usfan.reproduce.digits import run_demo
 
     out = Path(settings.pop("out", "runs/demo"))
-    seed = int(settings.pop("seed", 0))
+    seed = make_config(AdaptConfig, take(settings, AdaptConfig)).seed
     runtime = open_runtime(settings)
     nothing_left(settings)
     run_demo(out, runtime=runtime, seed=seed)
 
 
 def reproduce(settings: dict[str, Any]) -> None:
-    from usfan.reproduce.suite import reproduce as run_suite
+    from usfan.reproduce.command import reproduce as run_suite
 
     name = settings.pop("benchmark")
     runtime = open_runtime(settings)

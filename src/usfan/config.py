@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
-import itertools
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from usfan.adaptation.methods import find_method
 from usfan.errors import ConfigError
+from usfan.field_docs import field_docs as field_docs
 
 T = TypeVar("T")
+SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
+"""The scores of `usfan.adaptation.open_set`, which are not imported here."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class RuntimeConfig:
     precision: str = "auto"
     """auto (bf16 on a GPU, 32 on a CPU), 32 or bf16."""
     compile: str = "auto"
-    """How a GPU takes its steps: off (one by one), graph (captured as CUDA graphs), on (compiled, then captured; takes a
-    minute or more at first), or auto (graph, or on for long runs)."""
+    """How a GPU takes its steps: off (one by one), graph (captured as CUDA graphs), on (compiled, then captured; takes
+    a minute or more at first), or auto (graph, or on for long runs)."""
     devices: int = 1
     """How many processes on each node, one per GPU (or CPU process)."""
     nodes: int = 1
@@ -162,9 +163,10 @@ class AdaptConfig(OptimiserConfig):
     open_set: bool = False
     """The target may hold classes that the model does not know."""
     partial_set: bool = False
-    """The target may lack classes that the model knows: no diversity term, classes of at most 10 samples get no centroid."""
+    """The target may lack classes that the model knows: no diversity term, and no centroid for rare ones."""
     split: str | None = None
-    """Score that separates known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax, energy."""
+    """Score that tells known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax or
+    energy; the method's own when not given."""
     guard: bool = True
     """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
     preset: str = "default"
@@ -192,6 +194,8 @@ class AdaptConfig(OptimiserConfig):
         one_of("preset", self.preset, ("default", "paper"))
         if self.damping is not None:
             one_of("damping", self.damping, ("exact", "factored"))
+        if self.split is not None:
+            one_of("split", self.split, SPLITS)
         if self.open_set and self.partial_set:
             raise ConfigError("open-set and partial-set exclude each other: choose one")
 
@@ -214,14 +218,15 @@ def make_config(kind: type[T], given: dict[str, Any]) -> T:
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            import difflib
-
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f": did you mean {', '.join(near)}?" if near else f"; the settings are {', '.join(known)}"
-            raise ConfigError(f"unknown setting {name!r}{hint}")
+            raise unknown_setting(name, known, f"the settings are {', '.join(known)}")
     preset = PRESETS.get((kind, str(given.get("preset", "default"))), {})
     values = {**preset, **given}
     return kind(**{name: convert(known[name], value) for name, value in values.items()})
+
+
+def unknown_setting(name: str, known: Iterable[str], otherwise: str) -> ConfigError:
+    near = difflib.get_close_matches(name, sorted(known), n=3)
+    return ConfigError(f"unknown setting {name!r}: " + (f"did you mean {', '.join(near)}?" if near else otherwise))
 
 
 def convert(item: dataclasses.Field, value: Any) -> Any:
@@ -257,22 +262,6 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@functools.cache
-def field_docs(kind: type) -> dict[str, str]:
-    """The docstring under each field, those of the parent classes included."""
-    docs: dict[str, str] = {}
-    for cls in reversed([c for c in kind.__mro__ if dataclasses.is_dataclass(c)]):
-        body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
-        for item, after in itertools.pairwise(body):
-            if (
-                isinstance(item, ast.AnnAssign)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                docs[item.target.id] = str(after.value.value)  # type: ignore[union-attr]
-    return docs
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

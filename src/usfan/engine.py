@@ -1,8 +1,8 @@
-"""The step that both stages take: SHOT's optimiser and schedule, and a step function replayed as a CUDA graph.
+"""The step that both stages take, replayed as a CUDA graph on a GPU, and the pass over all of a data set.
 
 On a GPU the first steps of each batch size run eagerly (they are real steps, and warm up), then the whole step (view,
-forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where capture
-fails the step goes on eagerly, and says so.
+forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where
+capture fails the step goes on eagerly, and says so.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.config import OptimiserConfig
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, test_view, train_view
+from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier
+from usfan.run import Checkpoint, RunFolder
 from usfan.runtime import Runtime, permutation
 
 log = logging.getLogger(__name__)
@@ -28,68 +29,6 @@ WARM_UP = 3
 WORTH_CAPTURING = 50
 WORTH_COMPILING = 30_000
 """Steps from which capturing and compiling pay under compile="auto"."""
-
-
-class Optimiser:
-    """SGD with Nesterov momentum; the learning rate falls as (1 + 10 p)^(−0.75), p the share of the steps done."""
-
-    def __init__(
-        self, classifier: Classifier, config: OptimiserConfig, steps: int, runtime: Runtime, *, head: bool
-    ) -> None:
-        scale = 0.1 if config.backbone_lr_scale is None else config.backbone_lr_scale
-        groups = classifier.parameter_groups(config.lr, scale, head=head)
-        self.parameters = [p for g in groups for p in g["params"] if p.requires_grad]
-        cuda = runtime.device.type == "cuda"
-        if cuda:  # a tensor, so that a captured step reads the new value
-            for group in groups:
-                group["lr"] = torch.tensor(float(group["lr"]), device=runtime.device)
-        self.sgd = torch.optim.SGD(
-            groups,
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
-            fused=cuda or None,
-        )
-        self.lr, self.steps, self.runtime = config.lr, max(1, steps), runtime
-
-    def schedule(self, step: int) -> float:
-        """Set the learning rates for this step."""
-        factor = (1 + 10 * step / self.steps) ** -0.75
-        for group in self.sgd.param_groups:
-            value = self.lr * group["lr_scale"] * factor
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)
-            else:
-                group["lr"] = value
-        return self.lr * factor
-
-    def update(self, loss: Tensor) -> None:
-        self.sgd.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.runtime.world > 1:
-            self.sum_gradients()
-        self.sgd.step()
-
-    def sum_gradients(self) -> None:
-        """One message for all gradients. Parameters that got none in this process count as zero."""
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        flat = self.runtime.total(torch.cat([g.reshape(-1) for g in grads]))
-        for parameter, part in zip(self.parameters, flat.split([g.numel() for g in grads]), strict=True):
-            parameter.grad = part.view_as(parameter).clone()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The momentum buffers, for a checkpoint."""
-        state = self.sgd.state
-        return {
-            f"momentum.{i}": state[p]["momentum_buffer"]
-            for i, p in enumerate(self.parameters)
-            if state.get(p, {}).get("momentum_buffer") is not None
-        }
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        for i, parameter in enumerate(self.parameters):
-            if f"momentum.{i}" in tensors:
-                self.sgd.state[parameter]["momentum_buffer"] = tensors[f"momentum.{i}"].to(parameter)
 
 
 class Stepper:
@@ -156,6 +95,8 @@ class Feeder:
         return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
 
     def view(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+        if len(samples) == 0:  # fewer samples in the last batch than processes
+            return torch.empty(0, self.spec.channels, self.spec.size, self.spec.size, device=self.device)
         if staged is None:
             return train_view(self.store.pixels, samples, samples, self.spec, self.seed, self.epoch)
         rows = torch.arange(len(samples), device=self.device)
@@ -193,7 +134,7 @@ def forward(
     """(features, logits) in float32, whatever the precision of the network."""
     if runtime.device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)
-        torch.backends.cudnn.benchmark = compiled  # worth its seconds for the batch size that recurs, not for remainders
+        torch.backends.cudnn.benchmark = compiled  # worth its seconds for the batch size that recurs
     with runtime.autocast():
         features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
     features = features.float()
@@ -201,15 +142,25 @@ def forward(
 
 
 def prepare(classifier: Classifier, runtime: Runtime) -> Classifier:
-    """On the device, channels last where that is faster, BatchNorm over the global batch where there are several processes."""
+    """On the device, channels last where that is faster; with several processes, BatchNorm over the global batch."""
     classifier = classifier.to(runtime.device)
     if runtime.device.type == "cuda":
-        classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        classifier = classifier.to(memory_format=torch.channels_last)
     if runtime.world > 1:
         from usfan.models.sync_norm import sync_batch_norms
 
         sync_batch_norms(classifier)
     return classifier
+
+
+def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:
+    """The newest checkpoint of the run folder, which every process reads; None where there is none."""
+    found = None if run is None else run.load_checkpoint()
+    if not runtime.agree(found[0] if found else 0):
+        raise ArtifactError(
+            "the processes found different checkpoints: the run folder must lie where all nodes can read it"
+        )
+    return found
 
 
 def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, runtime: Runtime) -> Iterator[tuple[Tensor, int]]:

@@ -20,6 +20,11 @@ TOLERANCE = 1e-4
 class Exported(nn.Module):
     """Normalised images B×C×S×S → features B×D, logits B×K, certainty B, with the same fixed draws as `predict`."""
 
+    vectors: Tensor
+    table: Tensor
+    basis: Tensor
+    noise: Tensor
+
     def __init__(self, model: SourceModel) -> None:
         super().__init__()
         posterior = model.posterior
@@ -34,9 +39,9 @@ class Exported(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features, logits = self.classifier(images)
         phi = torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if self.has_bias else features
-        coefficients = ((phi @ self.vectors).square() @ self.table).sqrt() @ self.basis.T  # type: ignore[operator]
-        rank, samples, classes = self.noise.shape  # type: ignore[union-attr]
-        moved = (coefficients / self.temperature) @ self.noise.reshape(rank, samples * classes)  # type: ignore[operator]
+        coefficients = ((phi @ self.vectors).square() @ self.table).sqrt() @ self.basis.T
+        rank, samples, classes = self.noise.shape
+        moved = (coefficients / self.temperature) @ self.noise.reshape(rank, samples * classes)
         draws = moved.reshape(-1, samples, classes) + (logits / self.temperature)[:, None, :]
         return features, logits, certainty_weights(draws.softmax(dim=-1).mean(dim=1))
 

@@ -1,4 +1,4 @@
-"""A posterior for a model that is already trained: from a model folder, or from a state dict and the name of its network."""
+"""A posterior for a model that is already trained: a module, a model folder, or a state dict and its network's name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,68 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from usfan.engine import engine_store
+import torch
+from torch import nn
+
+from usfan.config import RuntimeConfig
 from usfan.data.sources import ImageData
+from usfan.data.views import InputSpec, test_view
+from usfan.engine import engine_store, prepare
 from usfan.errors import ConfigError, DataError
-from usfan.models.backbones import read_state, suggest
-from usfan.models.classifier import guess_head
-from usfan.models.model import SourceModel
-from usfan.runtime import Runtime
-from usfan.source import attach_posterior, fit_posterior
+from usfan.models.backbones import RESIZE_RATIO, read_state, recognise_timm, timm_model
+from usfan.models.classifier import copy_module, guess_head, wrap_module
+from usfan.models.model import SourceModel, as_images
+from usfan.runtime import Runtime, start_runtime
+from usfan.source import fit_posterior
+
+
+def attach_posterior(
+    module: nn.Module,
+    data: Any,
+    head: str | None = None,
+    *,
+    prior: float | str = "evidence",
+    damping: str = "exact",
+    weight_decay: float | None = None,
+    spec: InputSpec | None = None,
+    runtime: RuntimeConfig | Runtime | None = None,
+) -> SourceModel:
+    """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
+
+    timm classifiers need no `head`, and bring their input size and normalisation; others: ImageNet's, or give `spec`.
+    The module given is copied. Data without labels will do: the posterior needs features and logits only.
+    """
+    engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    data = as_images(data)
+    spec = spec or module_spec(module)
+    module = copy_module(module).to(engine.device)
+    known = recognise_timm(module)
+    store = engine_store(data, spec, engine)
+    rows = torch.arange(min(2, len(store)), device=engine.device)
+    classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
+    classifier = prepare(classifier, engine)  # type: ignore[assignment]
+    outputs = classifier.head.out_features
+    classes = tuple(data.classes) if data.classes is not None else tuple(str(i) for i in range(outputs))
+    if len(classes) != outputs:
+        what = f"{data.name} has {len(classes)} classes, the module {outputs}"
+        raise DataError(f"{what}: give the data its classes= in the module's order")
+    posterior = fit_posterior(classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping)
+    architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
+    return SourceModel(
+        classifier.eval(), posterior, classes, spec, architecture, {"prior_precision": posterior.prior_precision}
+    )
+
+
+def module_spec(module: nn.Module) -> InputSpec:
+    if getattr(module, "pretrained_cfg", None):
+        import timm
+
+        data = timm.data.resolve_model_data_config(module)
+        size = int(data["input_size"][-1])
+        return InputSpec(
+            int(data["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(data["mean"]), tuple(data["std"])
+        )
+    return InputSpec()
 
 
 def refit_posterior(
@@ -26,7 +80,8 @@ def refit_posterior(
     store = engine_store(data, spec, runtime)
     model.to(runtime.device)
     posterior = fit_posterior(model.classifier, store, spec, runtime, prior, damping=damping)
-    return dataclasses.replace(model, posterior=posterior)
+    summary = {**model.summary, "prior_precision": posterior.prior_precision}
+    return dataclasses.replace(model, posterior=posterior, summary=summary)
 
 
 def from_state_dict(
@@ -40,28 +95,22 @@ def from_state_dict(
     damping: str,
 ) -> SourceModel:
     """A timm classifier from its weights; the classes are those of the data, in its order."""
-    import timm
-
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
         raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
-    if not timm.is_model(backbone.split(".")[0]):
-        raise ConfigError(f"unknown backbone {backbone!r}: {suggest(backbone)}")
     state = read_state(file)
-    module: Any = timm.create_model(backbone)
+    module = timm_model(backbone)
     name = head or guess_head(module)
     weight = state.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
         raise ConfigError(f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?")
     if data.classes is not None and len(data.classes) != len(weight):
         raise DataError(f"{data.name} has {len(data.classes)} classes, {path} has {len(weight)}")
-    module = timm.create_model(backbone, num_classes=len(weight))
+    module = timm_model(backbone, num_classes=len(weight))
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    model = attach_posterior(module, data, head=head, prior=prior, damping=damping, runtime=runtime)
-    model.architecture["timm"] = backbone
-    return model
+    return attach_posterior(module, data, head=head, prior=prior, damping=damping, runtime=runtime)

@@ -1,4 +1,4 @@
-"""The run folder: config.yaml, metrics.json, log.jsonl, TensorBoard events, checkpoints; and files that are whole or absent."""
+"""The run folder: config.yaml, metrics.json, log.jsonl, TensorBoard events, checkpoints; files are whole or absent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from usfan.errors import ArtifactError, ConfigError
+from usfan.errors import ArtifactError, ConfigError, UsfanError
+from usfan.runtime import Runtime
 
 CHECKPOINTS = "checkpoint"
+Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
+"""Epochs done, tensors, and the rest as JSON."""
 
 
 @contextlib.contextmanager
@@ -62,29 +65,56 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 class RunFolder:
-    """One run's folder. A second process that opens it for writing is refused; a dead process's lock does not count."""
+    """One run's folder. A second process that opens it for writing is refused; a dead process's lock does not count.
 
-    def __init__(self, path: str | Path, config: dict[str, Any], *, command: str, resume: bool = False) -> None:
+    With `writes=False` (a process that follows the first one of the same run) it is only read.
+    """
+
+    def __init__(
+        self, path: str | Path, config: dict[str, Any], *, command: str, resume: bool = False, writes: bool = True
+    ) -> None:
         self.path = Path(path)
         self.command = command
         self.config = {"command": command, **config}
+        self._writer: Any = None
+        self._lock = -1
+        self._made: list[Path] = []
+        if not writes:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file: --out names a folder")
+        self._made = [p for p in (self.path / "config.yaml", self.path / ".lock", self.path) if not p.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
+        try:
+            self._claim(resume)
+        except BaseException:
+            self._undo()
+            raise
+
+    def _claim(self, resume: bool) -> None:
+        """Refuse a folder with something else in it; else write the settings."""
         before = self.read_config()
         if before is None and any(p for p in self.path.iterdir() if not p.name.startswith(".")) and not resume:
             raise ConfigError(f"{self.path} is not empty and is not a run folder: choose another --out")
         if before is not None and not resume:
             raise ConfigError(
-                f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or choose another --out"
+                f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or another --out"
             )
-        if before is not None and resume and before != self.config:
+        if before is not None and before != self.config:
             changed = sorted(k for k in {*before, *self.config} if before.get(k) != self.config.get(k))
             raise ConfigError(
                 f"{self.path} holds a run with other settings ({', '.join(changed)}): it cannot be resumed with these"
             )
         if before is None:
             write_text(self.path / "config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
-        self._writer: Any = None
+
+    def _undo(self) -> None:
+        """Take back what was made here: nothing has been computed yet."""
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path == self.path else path.unlink(missing_ok=True)
+        self.close()
 
     def _take_lock(self) -> int:
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -149,7 +179,7 @@ class RunFolder:
         for old in sorted(folder.glob("epoch-*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None."""
         from safetensors import SafetensorError, safe_open
 
@@ -179,5 +209,29 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A user's mistake that is found before the first epoch leaves nothing behind."""
+        if kind is not None and issubclass(kind, UsfanError) and not (self.path / "log.jsonl").exists():
+            self._undo()
         self.close()
+
+
+@contextlib.contextmanager
+def open_run(
+    runtime: Runtime, path: str | Path, config: dict[str, Any], *, command: str, resume: bool = False
+) -> Iterator[RunFolder]:
+    """The folder of a run, which the first process writes and the others read. What went wrong only the first says."""
+    opened = False
+    try:
+        run = RunFolder(path, config, command=command, resume=resume, writes=runtime.rank == 0)
+        opened = True
+    finally:
+        if not runtime.agree(opened) and opened:
+            raise SystemExit(0)
+    try:
+        with run:
+            yield run
+    except UsfanError:  # a user's mistake is the same in all processes
+        if runtime.rank == 0:
+            raise
+        raise SystemExit(0) from None

@@ -41,9 +41,15 @@ class Runtime:
         """The sum over processes; no gradient passes."""
         if self.world == 1:
             return values
-        values = values.contiguous().clone()
+        values = values.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(values)
         return values
+
+    def agree(self, number: int) -> bool:
+        """Whether all processes hold the same number."""
+        value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
+        total, squares = self.total(value).tolist()
+        return squares * self.world == total**2
 
     @property
     def total_or_alone(self) -> Callable[[Tensor], Tensor]:
@@ -74,34 +80,53 @@ def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
         precision = "bf16" if kind == "cuda" else "32"
     if kind == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        torch.backends.cudnn.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    rank, world, fabric = 0, 1, None
-    if config.devices * config.nodes > 1:
-        fabric = launch_fabric(kind, config)
-        rank, world = fabric.global_rank, fabric.world_size
-    device = (
-        torch.device(kind, fabric.local_rank if fabric and kind == "cuda" else 0)
-        if kind == "cuda"
-        else torch.device("cpu")
-    )
+        torch.backends.cudnn.fp32_precision = "tf32"
+    rank, world, fabric, device = 0, 1, None, torch.device(kind)
+    devices, nodes = process_counts(config)
+    if devices * nodes > 1:
+        fabric = launch_fabric(kind, devices, nodes)
+        rank, world, device = fabric.global_rank, fabric.world_size, fabric.device
+    elif kind == "cuda":
+        device = torch.device(kind, 0)
     return Runtime(device, precision, config.compile, config.workers, config.cache, rank, world, fabric)
 
 
-def launch_fabric(kind: str, config: RuntimeConfig) -> Any:
+def process_counts(config: RuntimeConfig) -> tuple[int, int]:
+    """Processes per node, and nodes: as asked for, or as torchrun has started them already."""
+    if not (torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()):
+        return config.devices, config.nodes
+    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if config.devices * config.nodes not in (1, world):
+        raise ConfigError(
+            f"--devices {config.devices} --nodes {config.nodes}: torchrun started {world} processes; leave both out"
+        )
+    return local, world // local
+
+
+def launch_fabric(kind: str, devices: int, nodes: int) -> Any:
+    """Start the processes of this node, or join those that are there; each of them runs the command from its start."""
     there = torch.cuda.device_count() if kind == "cuda" else os.cpu_count() or 1
-    if config.devices > there:
+    if devices > there:
         what = "GPU" if kind == "cuda" else "CPU core"
-        raise ConfigError(f"--devices {config.devices}: this machine has {there} {what}{'s' if there != 1 else ''}")
+        raise ConfigError(f"--devices {devices}: this machine has {there} {what}{'s' if there != 1 else ''}")
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator=kind, devices=config.devices, num_nodes=config.nodes, strategy="ddp")
-    fabric.launch()
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
+        fabric.launch()
+    except ValueError as error:  # the scheduler's own counts differ
+        raise ConfigError(f"--devices {devices} --nodes {nodes}: {error}") from None
     return fabric
 
 
-def seed_everything(*numbers: int) -> None:
-    """Seed torch's global generator (dropout, initial weights) from a few numbers: a run resumed there draws the same."""
-    seed = 0
+def seed_everything(*numbers: int, part: int = 0) -> None:
+    """Seed torch's global generator (dropout, initial weights) from a few numbers: a run resumed there draws the same.
+
+    `part` sets apart the draws of processes that hold different samples.
+    """
+    seed = part << 40
     for number in numbers:
         seed = (seed * 1_000_003 + number + 1) % (2**63 - 1)
     torch.manual_seed(seed)

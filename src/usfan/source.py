@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from usfan.adaptation.objectives import global_mean, smoothed_cross_entropy
 from usfan.config import RuntimeConfig, TrainConfig, make_config
@@ -18,22 +17,23 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine import (
     Feeder,
-    Optimiser,
     Stepper,
     count_batches,
     engine_store,
     epoch_batches,
     forward,
     forward_store,
+    load_checkpoint,
     prepare,
     set_mode,
     worth_compiling,
 )
 from usfan.errors import DataError
 from usfan.models.backbones import create_backbone
-from usfan.models.classifier import Classifier, wrap_module
+from usfan.models.classifier import Classifier
 from usfan.models.model import SourceModel, as_images
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.optimiser import Optimiser
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.run import RunFolder
@@ -72,11 +72,11 @@ def train_source(
         "head_bias": config.head_bias,
         "head_norm": config.head_norm,
     }
-    options = {k: v for k, v in architecture.items() if k != "backbone"}
+    options: dict[str, Any] = {k: v for k, v in architecture.items() if k != "backbone"}
     classifier = prepare(Classifier(backbone, features, len(classes), **options), engine)
     store = engine_store(data, spec, engine)
     check_counts(store.labels, classes)
-    summary = fit_classifier(classifier, store, spec, config, engine, run, progress)
+    summary = Training(classifier, store, spec, config, engine, run, progress).run()
     posterior = fit_posterior(
         classifier, store, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
     )
@@ -116,90 +116,110 @@ def check_counts(labels: Tensor | None, classes: tuple[str, ...]) -> None:
         )
 
 
-def fit_classifier(
-    classifier: Classifier,
-    store: PixelStore,
-    spec: InputSpec,
-    config: TrainConfig,
-    runtime: Runtime,
-    run: RunFolder | None,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    """The training loop. Leaves the best state in the classifier; returns the summary."""
-    started = time.perf_counter()
-    order = permutation(len(store), config.seed, 1 << 20)
-    held = round(config.validation_share * len(store))
-    held_rows, train_rows = order[:held].to(runtime.device), order[held:].to(runtime.device)
-    if len(train_rows) < 2:
-        raise DataError(f"{len(train_rows)} images are left to train on: give more, or lower validation_share")
-    labels = store.labels.to(runtime.device)  # type: ignore[union-attr]
-    batches = count_batches(len(train_rows), config.batch_size)
-    total_steps = batches * config.epochs
-    optimiser = Optimiser(classifier, config, total_steps, runtime, head=True)
-    feeder = Feeder(store, spec, config.seed, runtime)
-    compiled = worth_compiling(runtime, total_steps)
+class Training:
+    """The state of one run of stage 1. `run` leaves the best iterate in the classifier and gives the summary."""
 
-    def step(samples: Tensor, staged: Tensor | None = None) -> Tensor:
-        whole = compiled and len(samples) == config.batch_size
-        _, logits = forward(classifier, feeder.view(samples, staged), runtime, compiled=whole)
-        loss = global_mean(
-            smoothed_cross_entropy(logits, labels[samples], config.label_smoothing), runtime.total_or_alone
-        )
-        optimiser.update(loss)
+    def __init__(
+        self,
+        classifier: Classifier,
+        store: PixelStore,
+        spec: InputSpec,
+        config: TrainConfig,
+        runtime: Runtime,
+        folder: RunFolder | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.classifier, self.store, self.spec, self.config, self.runtime = classifier, store, spec, config, runtime
+        self.folder, self.progress = folder, progress
+        order = permutation(len(store), config.seed, 1 << 20)
+        held = round(config.validation_share * len(store))
+        self.held_rows, self.train_rows = order[:held].to(runtime.device), order[held:].to(runtime.device)
+        if len(self.train_rows) < 2:
+            raise DataError(f"{len(self.train_rows)} images are left to train on: give more, or lower validation_share")
+        self.labels = store.labels.to(runtime.device)  # type: ignore[union-attr]
+        self.batches = count_batches(len(self.train_rows), config.batch_size)
+        self.steps = self.batches * config.epochs
+        self.optimiser = Optimiser(classifier, config, self.steps, runtime, head=True)
+        self.feeder = Feeder(store, spec, config.seed, runtime)
+        self.compiled = worth_compiling(runtime, self.steps)
+        self.stepper = Stepper(self.step, runtime, self.steps)
+        self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
+        self.best_state: dict[str, Tensor] = {}
+
+    def run(self) -> dict[str, Any]:
+        started, config = time.perf_counter(), self.config
+        for epoch in range(self.resume(), config.epochs):
+            figures = self.train_epoch(epoch)
+            if len(self.held_rows) and self.validation_is_due(epoch):
+                figures["validation_accuracy"] = self.validate(epoch)
+            self.record(epoch, figures)
+        if self.best_state:
+            self.classifier.load_state_dict(self.best_state)
+        held = bool(self.best_state)
+        return {
+            "epochs": config.epochs,
+            "seed": config.seed,
+            "validation_accuracy": self.best["accuracy"] if held else None,
+            "best_epoch": self.best["epoch"] if held else config.epochs,
+            "seconds": round(time.perf_counter() - started, 3),
+        }
+
+    def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+        """One update: view → forward → loss (Eq. 1) → backward → update."""
+        whole = self.compiled and len(samples) == self.config.batch_size
+        _, logits = forward(self.classifier, self.feeder.view(samples, staged), self.runtime, compiled=whole)
+        losses = smoothed_cross_entropy(logits, self.labels[samples], self.config.label_smoothing)
+        loss = global_mean(losses, self.runtime.total_or_alone)
+        self.optimiser.update(loss)
         return loss.detach()
 
-    stepper = Stepper(step, runtime, total_steps)
-    every = max(1, config.epochs // VALIDATIONS)
-    best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
-    best_state: dict[str, Tensor] = {}
-    first = 0
-    if run is not None and (found := run.load_checkpoint()) is not None:
-        first, tensors, state = found
-        classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-        best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-        optimiser.restore(tensors)
-        best = state["best"]
-    for epoch in range(first, config.epochs):
-        seed_everything(config.seed, epoch)
-        feeder.epoch.fill_(epoch)
-        set_mode(classifier, training=True)
-        epoch_started, losses = time.perf_counter(), torch.zeros((), device=runtime.device)
-        for number, (rows, _) in enumerate(
-            epoch_batches(len(train_rows), config.batch_size, config.seed, epoch, runtime)
-        ):
-            lr = optimiser.schedule(epoch * batches + number)
-            losses += stepper(*feeder.inputs(train_rows[rows]))
-            if progress is not None:
-                progress(epoch * batches + number + 1, total_steps, {"lr": lr})
-        figures = {"loss": float(losses) / batches, "seconds": time.perf_counter() - epoch_started}
-        if held and ((epoch + 1) % every == 0 or epoch + 1 == config.epochs):
-            figures["validation_accuracy"] = held_accuracy(classifier, store, spec, held_rows, labels, runtime)
-            if figures["validation_accuracy"] >= best["accuracy"]:
-                best = {"accuracy": figures["validation_accuracy"], "epoch": epoch + 1}
-                best_state = {k: v.detach().clone() for k, v in classifier.state_dict().items()}
-        if run is not None and runtime.rank == 0:
-            run.log("epoch", epoch=epoch + 1, **figures)
-            run.scalars({f"train/{k}": v for k, v in figures.items()}, epoch + 1)
-            tensors = {f"model.{k}": v for k, v in classifier.state_dict().items()}
-            tensors |= {f"best.{k}": v for k, v in best_state.items()} | optimiser.tensors()
-            run.save_checkpoint(epoch + 1, tensors, {"best": best})
-    if best_state:
-        classifier.load_state_dict(best_state)
-    return {
-        "epochs": config.epochs,
-        "seed": config.seed,
-        "validation_accuracy": best["accuracy"] if held else None,
-        "best_epoch": best["epoch"] if held else config.epochs,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        seed_everything(self.config.seed, epoch, part=self.runtime.rank)
+        self.feeder.epoch.fill_(epoch)
+        set_mode(self.classifier, training=True)
+        started, losses = time.perf_counter(), torch.zeros((), device=self.runtime.device)
+        order = epoch_batches(len(self.train_rows), self.config.batch_size, self.config.seed, epoch, self.runtime)
+        for number, (rows, _) in enumerate(order):
+            done = epoch * self.batches + number
+            lr = self.optimiser.schedule(done)
+            losses += self.stepper(*self.feeder.inputs(self.train_rows[rows]))
+            if self.progress is not None:
+                self.progress(done + 1, self.steps, {"lr": lr})
+        return {"loss": float(losses) / max(1, self.batches), "seconds": round(time.perf_counter() - started, 4)}
 
+    def validation_is_due(self, epoch: int) -> bool:
+        every = max(1, self.config.epochs // VALIDATIONS)
+        return (epoch + 1) % every == 0 or epoch + 1 == self.config.epochs
 
-def held_accuracy(
-    classifier: Classifier, store: PixelStore, spec: InputSpec, rows: Tensor, labels: Tensor, runtime: Runtime
-) -> float:
-    """Percent right on the held-out part, later ones first on a tie."""
-    _, logits = forward_store(classifier, store, spec, runtime, rows=rows)
-    return 100 * float((logits.argmax(dim=1) == labels[rows]).float().mean())
+    def validate(self, epoch: int) -> float:
+        """Percent right on the held-out part; the best iterate is kept, the later of equals."""
+        _, logits = forward_store(self.classifier, self.store, self.spec, self.runtime, rows=self.held_rows)
+        accuracy = 100 * float((logits.argmax(dim=1) == self.labels[self.held_rows]).double().mean())
+        if accuracy >= self.best["accuracy"]:
+            self.best = {"accuracy": accuracy, "epoch": epoch + 1}
+            self.best_state = {k: v.detach().clone() for k, v in self.classifier.state_dict().items()}
+        return accuracy
+
+    def record(self, epoch: int, figures: dict[str, float]) -> None:
+        if self.folder is None or self.runtime.rank:
+            return
+        self.folder.log("epoch", epoch=epoch + 1, **figures)
+        self.folder.scalars({f"train/{k}": v for k, v in figures.items()}, epoch + 1)
+        tensors = {f"model.{k}": v for k, v in self.classifier.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in self.best_state.items()} | self.optimiser.tensors()
+        self.folder.save_checkpoint(epoch + 1, tensors, {"best": self.best})
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
+        found = load_checkpoint(self.folder, self.runtime)
+        if found is None:
+            return 0
+        epoch, tensors, state = found
+        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+        self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
+        self.optimiser.restore(tensors)
+        self.best = state["best"]
+        return epoch
 
 
 def fit_posterior(
@@ -218,56 +238,3 @@ def fit_posterior(
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)
     return KroneckerPosterior.from_factors(factors, weight, bias, prior, weight_decay=weight_decay, damping=damping)
-
-
-def attach_posterior(
-    module: nn.Module,
-    data: Any,
-    head: str | None = None,
-    *,
-    prior: float | str = "evidence",
-    damping: str = "exact",
-    weight_decay: float | None = None,
-    spec: InputSpec | None = None,
-    runtime: RuntimeConfig | Runtime | None = None,
-) -> SourceModel:
-    """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
-
-    timm classifiers need no `head`, and bring their input size and normalisation; others: ImageNet's, or give `spec`.
-    The module given is copied. Data without labels will do: the posterior needs features and logits only.
-    """
-    engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
-    data = as_images(data)
-    spec = spec or module_spec(module)
-    module = copy.deepcopy(module).to(engine.device)
-    store = engine_store(data, spec, engine)
-    from usfan.data.views import test_view
-
-    rows = torch.arange(min(2, len(store)), device=engine.device)
-    classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
-    classifier = prepare(classifier, engine)  # type: ignore[assignment]
-    outputs = classifier.head.out_features
-    classes = tuple(data.classes) if data.classes is not None else tuple(str(i) for i in range(outputs))
-    if len(classes) != outputs:
-        raise DataError(
-            f"{data.name} has {len(classes)} classes, the module {outputs}: give the data its classes= in the module's order"
-        )
-    posterior = fit_posterior(classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping)
-    architecture = {"module": type(module).__name__, "head": classifier.head_name}
-    return SourceModel(
-        classifier.eval(), posterior, classes, spec, architecture, {"prior_precision": posterior.prior_precision}
-    )
-
-
-def module_spec(module: nn.Module) -> InputSpec:
-    if getattr(module, "pretrained_cfg", None):
-        import timm
-
-        from usfan.models.backbones import RESIZE_RATIO
-
-        data = timm.data.resolve_model_data_config(module)
-        size = int(data["input_size"][-1])
-        return InputSpec(
-            int(data["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(data["mean"]), tuple(data["std"])
-        )
-    return InputSpec()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.guard import Guard
+from usfan.adaptation.guard import Guard, Kept
 from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.methods import Method, find_method
 from usfan.adaptation.objectives import (
@@ -27,26 +27,27 @@ from usfan.adaptation.objectives import (
     smoothed_cross_entropy,
     soft_cross_entropy,
 )
-from usfan.adaptation.weights import divide_by_mean, raw_weights
+from usfan.adaptation.open_set import split_unknown
+from usfan.adaptation.settings import choose_posterior, resolve_defaults
+from usfan.adaptation.weights import raw_weights
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
     Feeder,
-    Optimiser,
     Stepper,
     count_batches,
     engine_store,
     epoch_batches,
     forward,
     forward_store,
+    load_checkpoint,
     prepare,
     set_mode,
     worth_compiling,
 )
 from usfan.evaluation.validators import validate
 from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images
-from usfan.models.small_backbones import SMALL_BACKBONES
-from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.optimiser import Optimiser
 from usfan.run import RunFolder
 from usfan.runtime import Runtime, seed_everything, start_runtime
 
@@ -66,23 +67,14 @@ def adapt(
     progress: Progress | None = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Adapt to images (an `ImageData`, a folder, an array…). `settings` are the fields of `usfan.config.AdaptConfig`."""
+    """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`."""
     config = resolve_defaults(make_config(AdaptConfig, {"method": method, **settings}), source)
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
-    images = data if isinstance(data, PixelStore) else as_images(data).without_labels()
-    store = engine_store(images, source.spec, engine)
+    if isinstance(data, PixelStore):
+        store = dataclasses.replace(data, labels=None, classes=None)
+    else:
+        store = engine_store(as_images(data).without_labels(), source.spec, engine)
     return Adaptation(source, store, config, engine, run, progress).run()
-
-
-def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
-    """The settings that depend on the network or on each other."""
-    small = source.architecture.get("backbone") in SMALL_BACKBONES
-    changes: dict[str, Any] = {}
-    if config.backbone_lr_scale is None:
-        changes["backbone_lr_scale"] = 1.0 if small else 0.1
-    if config.pseudo_label_weight is None:
-        changes["pseudo_label_weight"] = 0.1 if small else 0.3
-    return dataclasses.replace(config, **changes)
 
 
 class Adaptation:
@@ -120,21 +112,23 @@ class Adaptation:
         first = self.resume()
         before: Outputs | None = None
         for epoch in range(first, self.epochs):
-            outputs, rule = self.refresh(epoch)
+            outputs = self.refresh(epoch)
             before = outputs if epoch == 0 else before
             if self.guard.collapsed:
                 break
             self.train_epoch(epoch)
         else:
-            outputs, rule = self.refresh(self.epochs)
+            outputs = self.refresh(self.epochs)
             before = outputs if self.epochs == 0 else before
         kept = self.guard.finish()
         if kept.state is not None and kept.epoch != self.guard.latest:
             self.classifier.load_state_dict(kept.state)
             outputs = self.outputs()
-            rule = self.guidance.refresh(outputs, self.method, self.config)
         if before is None:
             before = self.source_outputs()
+        return self.finished(kept, before, outputs, time.perf_counter() - started)
+
+    def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
         history = {
             "method": self.config.method,
             "epochs": self.epochs,
@@ -142,11 +136,15 @@ class Adaptation:
             "guard": {"on": self.config.guard, "kept_epoch": kept.epoch, "reason": kept.reason},
             "validators": self.guard.validators.get(kept.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
-            "seconds": round(time.perf_counter() - started, 3),
+            "seconds": round(seconds, 3),
             "records": self.records,
         }
         if self.folder is not None and self.runtime.rank == 0:
             self.folder.log("kept", epoch=kept.epoch, of=self.epochs, reason=kept.reason)
+        rule = None
+        if self.config.open_set:
+            score = self.config.split or self.method.decision
+            rule = split_unknown(after, score, recipe=self.config.preset == "paper")
         return AdaptedModel(
             self.classifier.eval(),
             self.posterior,
@@ -159,11 +157,11 @@ class Adaptation:
             self.config.method,
             rule,
             history,
-            Passes(before, outputs, self.store.kept, tuple(self.store.skipped)),
+            Passes(before, after, self.store.kept, tuple(self.store.skipped)),
         )
 
     def outputs(self) -> Outputs:
-        """One pass over the target, test views, BatchNorm in test mode: validators, weights and pseudo-labels share it."""
+        """One pass over the target, test views, BatchNorm in test mode; validators, weights, pseudo-labels share it."""
         features, logits = forward_store(self.classifier, self.store, self.source.spec, self.runtime)
         probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
@@ -175,10 +173,10 @@ class Adaptation:
         self.classifier = own
         return outputs
 
-    def refresh(self, epoch: int) -> tuple[Outputs, Any]:
+    def refresh(self, epoch: int) -> Outputs:
         """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""
         outputs = self.outputs()
-        rule = self.guidance.refresh(outputs, self.method, self.config)
+        self.guidance.refresh(outputs, self.method, self.config)
         if self.guard.source_probs is None:
             self.guard.source_probs = outputs.probs if epoch == 0 else self.source_outputs().probs
         figures = validate(
@@ -189,10 +187,10 @@ class Adaptation:
         )
         self.guard.consider(epoch, figures, outputs.probs, self.classifier)
         self.record(epoch, figures, outputs)
-        return outputs, rule
+        return outputs
 
     def train_epoch(self, epoch: int) -> None:
-        seed_everything(self.config.seed, epoch)
+        seed_everything(self.config.seed, epoch, part=self.runtime.rank)
         self.feeder.epoch.fill_(epoch)
         warming = epoch < self.config.pseudo_label_warmup
         self.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
@@ -253,7 +251,9 @@ class Adaptation:
             temperature=config.temperature,
             samples=config.samples,
         )
-        return divide_by_mean(weights, known) if config.normalise_weights else weights
+        if not config.normalise_weights:
+            return weights
+        return weights / global_mean(weights, self.runtime.total_or_alone, known).clamp_min(1e-12)
 
     def mean_probs(self, probs: Tensor) -> Tensor:
         """p̂ of the batch, with a share from the whole target where the config says so."""
@@ -278,7 +278,7 @@ class Adaptation:
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
-        found = self.folder.load_checkpoint() if self.folder is not None else None
+        found = load_checkpoint(self.folder, self.runtime)
         if found is None:
             return 0
         epoch, tensors, state = found
@@ -290,11 +290,3 @@ class Adaptation:
             k: v for k, v in state["records"][-1].items() if k not in ("epoch", "validators", "weight_mean")
         }
         return epoch
-
-
-def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:
-    """The stored posterior, or the same factors under another prior or damping."""
-    if config.prior is None and config.damping is None:
-        return posterior
-    prior = posterior.prior_precision if config.prior is None else config.prior
-    return posterior.with_prior(prior, damping=config.damping, weight_decay=config.weight_decay)

@@ -1,4 +1,4 @@
-"""What guides an epoch, made from one pass over the target: weights, pseudo-labels, neighbours, and who counts as known.
+"""What guides an epoch, made from one pass over the target: weights, pseudo-labels, neighbours, and who is known.
 
 All in tables with a row per target sample, which a captured step reads by sample number.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from usfan.adaptation.methods import Method
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.open_set import UnknownRule, split_unknown
+from usfan.adaptation.open_set import split_unknown
 from usfan.adaptation.pseudo_labels import nearest_centroid
 from usfan.adaptation.weights import divide_by_mean, weights_of
 from usfan.config import AdaptConfig
@@ -48,9 +48,8 @@ class Guidance:
         targets = torch.full((count, classes), 1 / classes, device=device)
         return cls(ones.clone(), ones.clone(), labels, targets, ones.clone(), targets[0].clone())
 
-    def refresh(self, outputs: Outputs, method: Method, config: AdaptConfig) -> UnknownRule | None:
-        """New tables from a pass over the target; gives the rule that separates unknown samples, in open set."""
-        rule = None
+    def refresh(self, outputs: Outputs, method: Method, config: AdaptConfig) -> None:
+        """New tables from a pass over the target."""
         if config.open_set:
             rule = split_unknown(outputs, config.split or method.split, recipe=config.preset == "paper")
             self.known.copy_((~rule.flag(outputs)).float())
@@ -65,7 +64,6 @@ class Guidance:
             self.targets.copy_(neighbour_targets(places, similarities, outputs.probs, strength))
         if method.pseudo_labels:
             self.pseudo_labels.copy_(self._pseudo_labels(outputs, config))
-        return rule
 
     def _pseudo_labels(self, outputs: Outputs, config: AdaptConfig) -> Tensor:
         if config.pseudo_label_source == "propagation":
@@ -73,4 +71,6 @@ class Guidance:
             return propagate(places, similarities, outputs.probs, self.certainty * self.known).argmax(dim=1)
         probs = outputs.posterior_probs if config.pseudo_label_source == "posterior-centroid" else outputs.probs
         threshold = PARTIAL_THRESHOLD if config.partial_set else 0
-        return nearest_centroid(outputs.features, probs, threshold=threshold, mask=self.known if config.open_set else None)
+        return nearest_centroid(
+            outputs.features, probs, threshold=threshold, mask=self.known if config.open_set else None
+        )

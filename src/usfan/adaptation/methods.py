@@ -20,7 +20,9 @@ class Method:
     pseudo_labels: bool = False
     """Cross-entropy with nearest-centroid pseudo-labels, refreshed every epoch."""
     split: str = "entropy"
-    """Open set: the score that separates known from unknown samples (`adaptation.open_set.SCORES`)."""
+    """Open set: the score that separates known from unknown while adapting (`adaptation.open_set.SCORES`)."""
+    decision: str = "entropy"
+    """Open set: the score by which the adapted model then judges an image."""
 
 
 METHODS: dict[str, Method] = {
@@ -35,6 +37,7 @@ METHODS: dict[str, Method] = {
             "shot-im, weighted by the certainty of the posterior predictive",
             weights="posterior",
             split="posterior-entropy",
+            decision="max-softmax",
         ),
         Method(
             "u-sfan+",
@@ -42,6 +45,7 @@ METHODS: dict[str, Method] = {
             weights="posterior",
             pseudo_labels=True,
             split="posterior-entropy",
+            decision="max-softmax",
         ),
     )
 }

@@ -5,8 +5,8 @@ With unit features φ and k nearest neighbours N(i) by cosine, similarity s_ij, 
     q_i = Σ_{j∈N(i)} s_ij w_j p_j / Σ_{j∈N(i)} s_ij w_j                       one hop
     F ← α S F + (1 − α) Y,  Y_j = w_j p_j,  S the row-normalised similarities   propagation: many hops
 
-Certain samples are the seeds; an uncertain one, however far from its class in the source's eyes, gets the label that its
-neighbourhood agrees on.
+Certain samples are the seeds; an uncertain one, however far from its class in the source's eyes, gets the label that
+its neighbourhood agrees on.
 
 Shapes: N samples, K classes, D features, k neighbours.
 """

@@ -56,7 +56,7 @@ def diversity(mean_probs: Tensor) -> Tensor:
 
 
 def information_maximization(logits: Tensor, weights: Tensor | None = None, gamma: float = 0.5) -> Tensor:
-    """(1 − γ) L_ent^ug + γ L_div of one batch: Eqs. 2, 3, 7. Without weights it is SHOT-IM's, at half its scale for γ = ½."""
+    """(1 − γ) L_ent^ug + γ L_div of one batch: Eqs. 2, 3, 7. Without weights and at γ = ½ it is half of SHOT-IM's."""
     if logits.ndim != 2 or logits.shape[1] < 2 or len(logits) == 0:
         raise UsfanError(f"logits must be B×K with at least one sample and two classes; got {tuple(logits.shape)}")
     if weights is not None and weights.shape != logits.shape[:1]:

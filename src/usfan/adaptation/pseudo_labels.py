@@ -1,8 +1,8 @@
 """Nearest-centroid pseudo-labels, as the SHOT recipe makes them.
 
-Features get a 1 appended and are scaled to length 1. Round one: centroids c_k = Σ_i p_ik φ_i / Σ_i p_ik, each sample goes to
-the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most `threshold`
-samples go by the point estimate get no centroid.
+Features get a 1 appended and are scaled to length 1. Round one: centroids c_k = Σ_i p_ik φ_i / Σ_i p_ik, each sample
+goes to the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most
+`threshold` samples go by the point estimate get no centroid.
 
 Shapes: N samples, K classes, D features. `total` sums over processes.
 """

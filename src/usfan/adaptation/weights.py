@@ -1,7 +1,7 @@
 """The weights of the entropy term: w = exp(−H) of a prediction at temperature τ (Algorithm 1 of the paper).
 
-"point" takes the point estimate's softmax(f/τ), "posterior" the posterior predictive. Divided by their mean, the weights
-say only which samples count more than others, and leave the strength of the entropy term alone.
+"point" takes the point estimate's softmax(f/τ), "posterior" the posterior predictive. Divided by their mean, the
+weights say only which samples count more than others, and leave the strength of the entropy term alone.
 """
 
 from __future__ import annotations

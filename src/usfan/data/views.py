@@ -49,6 +49,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def keyed_integers(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -> Tensor:
     """One non-negative integer per sample, from (seed, epoch, sample, stream)."""
+    if isinstance(epoch, int):  # times _ADD it may not fit in 64 bits; a tensor wraps around
+        epoch = torch.full_like(sample, epoch)
     x = _mix(torch.full_like(sample, seed) + _ADD)
     x = _mix(x + epoch * _ADD + stream)
     return _mix(x + sample * _ADD) & _MASK

@@ -1,4 +1,4 @@
-"""Figures of a model on labelled images: the point estimate decides, calibration is given for it and for the posterior."""
+"""Figures of a model on labelled images: the point estimate decides; calibration is that of both predictions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> di
     own = open_set_metrics(predicted, rule.flag(outputs), rule.score_of(outputs), labels, model.classes)
     other = open_set_metrics(predicted, recipe.flag(outputs), recipe.score_of(outputs), labels, model.classes)
     own["unknown_rule"] = rule.to_dict()
-    own["detection"] = detection_table({name: score(outputs) for name, score in SCORES.items()}, labels == len(model.classes))
+    own["detection"] = detection_table(
+        {name: score(outputs) for name, score in SCORES.items()}, labels == len(model.classes)
+    )
     own["by_score"] = {name: score_figures(outputs, labels, model, name) for name in SCORES}
     return own | {f"transductive_{name}": other[name] for name in ("os", "os_star", "unknown_accuracy", "hos")}
 

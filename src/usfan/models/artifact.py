@@ -1,29 +1,28 @@
 """The model folder: config.json, model.safetensors, posterior.safetensors. It crosses from one party to another.
 
-Nothing in it is executed. Before a tensor is read, every name, shape and dtype in the two files' headers is compared with
-what the config implies (the network is first built without memory, on torch's meta device); then values are checked to be
-finite, and the posterior to be one.
+Nothing in it is executed. Before a tensor is read, every name, shape and dtype in the two files' headers is compared
+with what the config implies (the network is first built without memory, on torch's meta device); then values are
+checked to be finite, and the posterior to be one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from usfan.errors import ArtifactError, UsfanError
-from usfan.models.backbones import create_backbone
+from usfan.models.backbones import create_backbone, timm_model
 from usfan.models.card import model_card
-from usfan.models.classifier import Classifier, WrappedClassifier, find_linear, replace_module
+from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
 from usfan.models.model import AdaptedModel, SourceModel
 from usfan.models.schema import ModelConfig, parse_config
+from usfan.models.tensor_file import check_header, check_values, open_tensors
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.run import write_json, write_tensors, write_text
 
@@ -62,13 +61,14 @@ def save_model(model: SourceModel, folder: Path, *, private: bool = False) -> Pa
     return folder
 
 
-def load_model(folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
-    path = find_folder(folder)
+def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:
+    """`download` goes to `huggingface_hub.snapshot_download` where the folder is a Hub id: revision, token, …"""
+    path = find_folder(folder, **download)
     config = parse_config(read_config(path / "config.json"), path / "config.json")
     classifier = build_classifier(config, path, module)
     posterior = read_posterior(config, path)
     check_head(classifier, posterior, path)
-    shared = {
+    shared: dict[str, Any] = {
         "classifier": classifier.eval(),
         "posterior": posterior,
         "classes": config.classes,
@@ -83,7 +83,7 @@ def load_model(folder: str | Path, *, module: nn.Module | None = None) -> Source
     return AdaptedModel(**shared, method=config.method, unknown_rule=read_rule(config, path))
 
 
-def find_folder(folder: str | Path) -> Path:
+def find_folder(folder: str | Path, **download: Any) -> Path:
     path = Path(folder)
     if path.is_dir():
         for name in FILES:
@@ -96,7 +96,7 @@ def find_folder(folder: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(folder), allow_patterns=list(FILES)))
+        return Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(f"{folder}: no such model folder, and not to be had from the Hub: {reason}") from None
@@ -107,96 +107,73 @@ def read_config(path: Path) -> Any:
         raise ArtifactError(f"{path}: larger than {MAX_CONFIG_BYTES >> 20} MiB")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ArtifactError(f"{path}: not readable as JSON: {error}") from None
 
 
 def build_classifier(config: ModelConfig, path: Path, module: nn.Module | None) -> Classifier:
+    """First without memory, to know every name, shape and dtype; for real when the file is seen to hold just these."""
     file = path / "model.safetensors"
-    if "module" in config.architecture:
-        classifier: Classifier = wrap_given(config, path, module)
-        expected = classifier.state_dict()
+    if "module" in config.architecture and (module is not None or "timm" not in config.architecture):
+        given = wrap_given(config, path, module)
+        expected = given.state_dict()
     else:
         if module is not None:
-            raise ArtifactError(
-                f"{path}/config.json: architecture: this model is {config.architecture['backbone']!r}; no module is needed"
-            )
+            name = config.architecture["backbone"]
+            raise ArtifactError(f"{path}/config.json: architecture: this model is {name!r}; no module is needed")
+        given = None
         with torch.device("meta"):
-            expected = new_classifier(config, path).state_dict()
-        classifier = None  # type: ignore[assignment]
+            sketch = new_classifier(config, path)
+        check_input(sketch, config, path)
+        expected = sketch.state_dict()
     with open_tensors(file) as tensors:
         check_header(file, tensors, {k: (tuple(v.shape), v.dtype) for k, v in expected.items()})
-        if classifier is None:
-            classifier = new_classifier(config, path)
+        classifier = new_classifier(config, path) if given is None else given
         state = {name: tensors.get_tensor(name) for name in expected}
-    check_finite(file, state)
+    check_values(file, state)
     classifier.load_state_dict(state)
     return classifier
 
 
 def new_classifier(config: ModelConfig, path: Path) -> Classifier:
-    a = config.architecture
+    a, classes, channels = config.architecture, len(config.classes), config.spec.channels
     try:
-        backbone, features, _ = create_backbone(a["backbone"], "none", channels=config.spec.channels)
+        if "timm" in a:
+            return WrappedClassifier(timm_model(a["timm"], num_classes=classes), a["head"])
+        backbone, features, _ = create_backbone(a["backbone"], "none", channels=channels)
+        options = {k: a[k] for k in ("bottleneck", "dropout", "head_bias", "head_norm")}
+        return Classifier(backbone, features, classes, **options)
     except UsfanError as error:
         raise ArtifactError(f"{path}/config.json: architecture: {error}") from None
-    options = {k: a[k] for k in ("bottleneck", "dropout", "head_bias", "head_norm")}
-    return Classifier(backbone, features, len(config.classes), **options)
+
+
+def check_input(sketch: Classifier, config: ModelConfig, path: Path) -> None:
+    """Whether the network takes images of the size that the config says; on the meta device that costs nothing."""
+    spec = config.spec
+    try:
+        sketch.eval()(torch.zeros(1, spec.channels, spec.size, spec.size, device="meta"))
+    except Exception as error:  # the network's own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        shape = f"{spec.channels}×{spec.size}×{spec.size}"
+        raise ArtifactError(f"{path}/config.json: input: {shape} images do not fit the network: {reason}") from None
 
 
 def wrap_given(config: ModelConfig, path: Path, module: nn.Module | None) -> WrappedClassifier:
-    name, head = config.architecture["module"], config.architecture["head"]
+    """The user's module, copied: it stays as it is, and can be given again."""
+    name, head, spec = config.architecture["module"], config.architecture["head"], config.spec
     if module is None:
         raise ArtifactError(
             f"{path}: holds the tensors of your own module {name!r}: give it again, load(folder, module=…)"
         )
-    if isinstance(module, WrappedClassifier):
-        return module
+    example = torch.zeros(2, spec.channels, spec.size, spec.size)
     try:
-        linear = find_linear(module, head)
+        wrapped = wrap_module(copy_module(module).cpu(), head, example)
     except UsfanError as error:
         raise ArtifactError(f"{path}/config.json: architecture: {error}") from None
-    if linear.out_features != len(config.classes):
-        linear_new = nn.Linear(linear.in_features, len(config.classes), bias=linear.bias is not None)
-        replace_module(module, head, linear_new)
-    return WrappedClassifier(module, head)
-
-
-@contextlib.contextmanager
-def open_tensors(file: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise ArtifactError(f"{file}: not readable as safetensors: {error}") from None
-
-
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
-DTYPES |= {"I32": torch.int32, "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16}
-
-
-def check_header(file: Path, tensors: Any, expected: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
-    """Names, shapes and dtypes, from the header alone."""
-    there = set(tensors.keys())
-    for name, (shape, dtype) in expected.items():
-        if name not in there:
-            raise ArtifactError(f"{file}: tensor {name!r} is missing")
-        part = tensors.get_slice(name)
-        if tuple(part.get_shape()) != shape:
-            raise ArtifactError(f"{file}: {name!r} has shape {tuple(part.get_shape())}, expected {shape}")
-        if DTYPES.get(part.get_dtype()) != dtype:
-            raise ArtifactError(f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}")
-    extra = sorted(there - set(expected))
-    if extra:
-        raise ArtifactError(f"{file}: unexpected tensor {extra[0]!r}")
-
-
-def check_finite(file: Path, state: dict[str, Tensor]) -> None:
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ArtifactError(f"{file}: {name!r} holds NaN or infinity")
+    expected, outputs = len(config.classes), wrapped.head.out_features
+    if outputs != expected:
+        raise ArtifactError(f"{path}/config.json: classes: the model has {expected}, the module given {outputs}")
+    return wrapped
 
 
 def read_posterior(config: ModelConfig, path: Path) -> KroneckerPosterior:
@@ -217,7 +194,7 @@ def read_posterior(config: ModelConfig, path: Path) -> KroneckerPosterior:
         dtype = torch.float64 if double else torch.float32
         check_header(file, tensors, {name: (shape, dtype) for name, shape in shapes.items()})
         state = {name: tensors.get_tensor(name) for name in shapes}
-    check_finite(file, state)
+    check_values(file, state)
     for name in ("feature", "class"):
         values, vectors = state[f"{name}_values"], state[f"{name}_vectors"]
         if bool((values < 0).any()) or bool((values.diff() < 0).any()):
@@ -225,21 +202,24 @@ def read_posterior(config: ModelConfig, path: Path) -> KroneckerPosterior:
                 f"{file}: '{name}_values' must be non-negative and ascending: eigenvalues of a symmetric matrix"
             )
         error = (vectors.T @ vectors - torch.eye(len(values), dtype=dtype)).abs().max()
-        if float(error) > 1e-3:
+        if not float(error) <= 1e-3:  # huge values make it NaN
             raise ArtifactError(f"{file}: '{name}_vectors' is not an orthonormal basis")
     return KroneckerPosterior(**{"bias": None, **state}, **settings)
 
 
 def check_head(classifier: Classifier, posterior: KroneckerPosterior, path: Path) -> None:
     """The posterior must be that of this very head."""
-    weight, bias = classifier.head_tensors()
-    same = weight.shape == posterior.weight.shape and torch.allclose(
-        weight, posterior.weight.to(weight), rtol=1e-3, atol=1e-4
-    )
-    if not same or (bias is None) != (posterior.bias is None):
-        raise ArtifactError(
-            f"{path}/posterior.safetensors: 'weight' is not that of the model's last layer: the files do not belong together"
-        )
+    for name, own, its in zip(
+        ("weight", "bias"), classifier.head_tensors(), (posterior.weight, posterior.bias), strict=True
+    ):
+        if own is None and its is None:
+            continue
+        there = own is not None and its is not None and own.shape == its.shape
+        if not there or not torch.allclose(own, its.to(own), rtol=1e-3, atol=1e-4):  # type: ignore[union-attr,arg-type]
+            raise ArtifactError(
+                f"{path}/posterior.safetensors: {name!r} is not that of the model's last layer: "
+                "the files do not belong together"
+            )
 
 
 def read_rule(config: ModelConfig, path: Path) -> Any:
@@ -249,5 +229,5 @@ def read_rule(config: ModelConfig, path: Path) -> Any:
 
     try:
         return UnknownRule.from_dict(config.unknown_rule)
-    except (UsfanError, TypeError, KeyError, ValueError) as error:
-        raise ArtifactError(f"{path}/config.json: unknown_rule: {error}") from None
+    except (UsfanError, OverflowError, RecursionError) as error:
+        raise ArtifactError(f"{path}/config.json: unknown_rule: {str(error)[:300]}") from None

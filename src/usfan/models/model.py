@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec, test_view
@@ -64,20 +65,22 @@ class Passes:
 
 
 @dataclass(eq=False)
-class SourceModel:
-    """A trained classifier with the posterior of its last layer."""
+class SourceModel(ModelHubMixin):
+    """A trained classifier with the posterior of its last layer. The mixin adds `push_to_hub` and `save_pretrained`."""
 
     classifier: Classifier
     posterior: KroneckerPosterior
     classes: tuple[str, ...]
     spec: InputSpec
     architecture: dict[str, Any]
-    """What rebuilds the network: {"backbone", "bottleneck", …}, or {"module": class name, "head": layer} for a foreign one."""
+    """What rebuilds the network: {"backbone", "bottleneck", …}, or {"module": class name, "head": layer} for a foreign
+    one, with "timm": name where timm makes it."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Of the training: settings and scores, no sample."""
     temperature: float = 0.4
     samples: int = 128
     kind = "source"
+    _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """The posterior's view of features and logits that a pass gave."""
@@ -98,7 +101,7 @@ class SourceModel:
         """Images as a tensor or array (one or many), a path, a folder, or an `ImageData`."""
         parts = [self.to_prediction(outputs) for _, outputs in self.predict_batches(images, batch_size)]
         names = ("probs", "label", "entropy", "weight", "unknown")
-        return Prediction(*(torch.cat([getattr(p, n) for p in parts]) for n in names), self.classes)
+        return Prediction(**{n: torch.cat([getattr(p, n) for p in parts]) for n in names}, classes=self.classes)
 
     def predict_batches(self, images: Any, batch_size: int = 64, **options: Any) -> Iterator[tuple[Tensor, Outputs]]:
         """(positions, outputs) batch by batch; memory does not grow with the number of images."""
@@ -107,11 +110,16 @@ class SourceModel:
         device = self.posterior.weight.device
         self.classifier.eval()
         for index, pixels in stream(
-            as_images(images), size=self.spec.resize, channels=self.spec.channels, batch_size=batch_size, **options
+            as_images(images, self.spec.channels),
+            size=self.spec.resize,
+            channels=self.spec.channels,
+            batch_size=batch_size,
+            **options,
         ):
             with torch.no_grad():
                 features, logits = self.classifier(test_view(pixels.to(device), self.spec))
-                yield index, self.outputs_of(features.float(), logits.float())
+                outputs = self.outputs_of(features.float(), logits.float())
+            yield index, outputs
 
     def to(self, device: Any) -> SourceModel:
         """Move the network and the posterior, in place."""
@@ -126,10 +134,23 @@ class SourceModel:
 
     @classmethod
     def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
-        """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: only tensors are stored."""
+        """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: tensors are stored."""
         from usfan.models.artifact import load_model
 
         return load_model(folder, module=module)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, module: nn.Module | None = None, **download: Any
+    ) -> SourceModel:
+        """`load` under the Hub's name. The mixin's own reads config.json before it is checked, so it is not used."""
+        from usfan.models.artifact import load_model
+
+        return load_model(pretrained_model_name_or_path, module=module, **download)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Called by the mixin's `save_pretrained` and `push_to_hub`."""
+        self.save(save_directory)
 
 
 @dataclass(eq=False)
@@ -140,7 +161,7 @@ class AdaptedModel(SourceModel):
     unknown_rule: Any = None
     """`adaptation.open_set.UnknownRule`, or None in closed set: how one image alone is judged unknown."""
     history: dict[str, Any] = field(default_factory=dict)
-    """Of the adaptation: what was kept and why, the validators per epoch. Saved in the run's metrics, not in the model."""
+    """Of the adaptation: what was kept and why, the validators per epoch. Saved with the run's metrics only."""
     passes: Passes | None = None
     """The target before and after, fresh from `adapt`; not saved with the model."""
     kind = "adapted"
@@ -151,8 +172,11 @@ class AdaptedModel(SourceModel):
         return self.unknown_rule.flag(outputs)
 
 
-def as_images(images: Any) -> Any:
-    """An `ImageData` of whatever was given; a single image counts as a batch of one."""
+def as_images(images: Any, channels: int = 3) -> Any:
+    """An `ImageData` of whatever was given; a single image counts as a batch of one.
+
+    3×H×W is one image for a network that sees colour, three for one that sees grey.
+    """
     from usfan.data.sources import ImageData
 
     if isinstance(images, ImageData):
@@ -163,6 +187,6 @@ def as_images(images: Any) -> Any:
         and Path(images).suffix.lower() not in (".txt", ".lst", ".list")
     ):
         return ImageData([str(images)])
-    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] in (1, 3))):
+    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] == channels)):
         images = images[None]
     return ImageData(images)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from usfan.errors import ArtifactError
 MAX_CLASSES = 100_000
 MAX_WIDTH = 65_536
 MAX_SIDE = 4_096
+MAX_DRAWS = 1 << 24
+"""Draws × classes: what the first prediction allocates grows with it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class _Reader:
         self.values, self.file, self.place = values, file, place
 
     def fail(self, name: str, what: str) -> ArtifactError:
-        shown = repr(self.values.get(name))
+        value = self.values.get(name)
+        shown = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else repr(value)
         shown = shown if len(shown) < 60 else shown[:57] + "…"
         return ArtifactError(f"{self.file}: {self.place}{name} must be {what}; got {shown}")
 
@@ -86,6 +88,7 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
     rule = values.get("unknown_rule") if kind == "adapted" else None
     if rule is not None and not isinstance(rule, dict):
         raise reader.fail("unknown_rule", "a table or null")
+    samples = reader.whole("samples", 1, max(1, MAX_DRAWS // len(classes)))
     return ModelConfig(
         kind,
         read_architecture(reader.table("architecture")),
@@ -93,7 +96,7 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
         spec,
         posterior,
         reader.number("temperature", 1e-3, 1e3),
-        reader.whole("samples", 1, 65_536),
+        samples,
         summary if isinstance(summary, dict) else {},
         reader.text("method") if kind == "adapted" else "",
         rule,
@@ -104,14 +107,20 @@ def read_classes(reader: _Reader) -> tuple[str, ...]:
     names = reader.values.get("classes")
     if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES or not all(isinstance(n, str) for n in names):
         raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    if len(set(names)) != len(names) or any(len(n) > 1000 for n in names):
+    if len(set(names)) != len(names) or any(len(n) > 1000 or not is_text(n) for n in names):
         raise reader.fail("classes", "different, short names")
     return tuple(names)
 
 
+def is_text(name: str) -> bool:
+    """Not a lone half of a character, which JSON can hold and no file or terminal takes."""
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
+
+
 def read_architecture(reader: _Reader) -> dict[str, Any]:
     if "module" in reader.values:
-        return {"module": reader.text("module"), "head": reader.text("head")}
+        more = {"timm": reader.text("timm")} if "timm" in reader.values else {}
+        return {"module": reader.text("module"), "head": reader.text("head"), **more}
     return {
         "backbone": reader.text("backbone"),
         "bottleneck": reader.whole("bottleneck", 0, MAX_WIDTH),
@@ -128,8 +137,9 @@ def read_spec(reader: _Reader) -> InputSpec:
     for name in ("mean", "std"):
         value = reader.values.get(name)
         numbers = isinstance(value, list) and len(value) == channels and all(type(v) in (int, float) for v in value)
-        if not numbers or not all(math.isfinite(v) and (name == "mean" or v > 0) for v in value):  # type: ignore[union-attr]
-            raise reader.fail(name, f"{channels} numbers")
+        low = -1e6 if name == "mean" else 1e-6
+        if not numbers or not all(low <= v <= 1e6 for v in value):  # type: ignore[union-attr]
+            raise reader.fail(name, f"{channels} numbers from {low} to 1e6")
         stats.append(tuple(float(v) for v in value))  # type: ignore[union-attr]
     augment = reader.text("augment", ("crop-flip", "resized-crop-flip", "resized-crop", "none"))
     spec = InputSpec(channels, size, reader.whole("resize", size, MAX_SIDE), stats[0], stats[1], augment)
@@ -144,7 +154,7 @@ def read_settings(reader: _Reader) -> dict[str, Any]:
     if likelihood is not None:
         likelihood = reader.number("log_likelihood", -1e300, 0)
     return {
-        "prior_precision": reader.number("prior_precision", 1e-300, 1e300),
+        "prior_precision": reader.number("prior_precision", 1e-30, 1e30),
         "count": reader.whole("count", 1, 1 << 50),
         "prior": reader.text("prior", ("number", "evidence", "weight-decay")),
         "damping": reader.text("damping", ("exact", "factored")),

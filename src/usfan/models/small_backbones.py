@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -63,16 +65,14 @@ class CNN13(nn.Module):
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        plan = [(128, 3, 1), (128, 3, 1), (128, 3, 1), "pool", (256, 3, 1), (256, 3, 1), (256, 3, 1), "pool"]
-        plan += [(512, 3, 0), (256, 1, 0), (128, 1, 0)]
+        blocks = [[(128, 3, 1)] * 3, [(256, 3, 1)] * 3, [(512, 3, 0), (256, 1, 0), (128, 1, 0)]]
         width = channels
-        for item in plan:
-            if isinstance(item, str):
+        for number, block in enumerate(blocks):
+            if number:
                 layers += [nn.MaxPool2d(2), nn.Dropout(0.5)]
-                continue
-            after, kernel, padding = item
-            layers += [nn.Conv2d(width, after, kernel, padding=padding), nn.BatchNorm2d(after), nn.LeakyReLU(0.1)]
-            width = after
+            for after, kernel, padding in block:
+                layers += [nn.Conv2d(width, after, kernel, padding=padding), nn.BatchNorm2d(after), nn.LeakyReLU(0.1)]
+                width = after
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -97,4 +97,10 @@ class ToyMLP(nn.Sequential):
         )
 
 
-SMALL_BACKBONES = {"digits-cnn": DigitsCNN, "lenet": LeNet, "dtn": DTN, "cnn13": CNN13, "toy-mlp": ToyMLP}
+SMALL_BACKBONES: dict[str, Any] = {
+    "digits-cnn": DigitsCNN,
+    "lenet": LeNet,
+    "dtn": DTN,
+    "cnn13": CNN13,
+    "toy-mlp": ToyMLP,
+}

@@ -1,11 +1,12 @@
 """BatchNorm whose statistics are those of the global batch, over any number of processes, on CPU and GPU alike.
 
-torch's SyncBatchNorm takes GPU tensors only and wants equal counts for speed; here sums, squares and counts are added
-over processes, forward and backward, so that several processes normalise exactly as one would.
+torch's SyncBatchNorm takes GPU tensors only. Here sums, squares and counts are added over processes, forward and
+backward, so that several processes normalise exactly as one would, with any number of samples in each.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from usfan.models.classifier import batch_norms
 
 
 def _summed(values: Tensor) -> Tensor:
-    values = values.contiguous()
+    values = values.clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(values)
     return values
 
@@ -26,15 +27,15 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        return _summed(values.clone())
+        return _summed(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _summed(grad.clone())
+        return _summed(grad)
 
 
-def global_batch_norm(layer: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
+def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
     """Normalise with the mean and variance of the global batch, and move the running statistics as BatchNorm does."""
     dims = [0, *range(2, inputs.ndim)]
     values = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
@@ -46,12 +47,12 @@ def global_batch_norm(layer: nn.modules.batchnorm._BatchNorm, inputs: Tensor) ->
     shape = [1, -1] + [1] * (inputs.ndim - 2)
     centred = values - mean.view(shape)
     variance = _Sum.apply(centred.square().sum(dims)) / total
-    if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
+    if layer.track_running_stats and layer.running_mean is not None:
         with torch.no_grad():
-            layer.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            rate = layer.momentum if layer.momentum is not None else 1.0 / float(layer.num_batches_tracked)  # type: ignore[arg-type]
-            layer.running_mean.lerp_(mean.detach().to(layer.running_mean), rate)
-            unbiased = variance.detach() * (total / (total - 1).clamp_min(1))
+            layer.num_batches_tracked.add_(1)
+            rate = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+            layer.running_mean.lerp_(mean.to(layer.running_mean), rate)
+            unbiased = variance * (total / (total - 1).clamp_min(1))
             layer.running_var.lerp_(unbiased.to(layer.running_var), rate)
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
@@ -59,12 +60,29 @@ def global_batch_norm(layer: nn.modules.batchnorm._BatchNorm, inputs: Tensor) ->
     return result.to(inputs.dtype)
 
 
+class GlobalNorm:
+    """Put before a kind of BatchNorm: the global batch while training, that kind's own forward else."""
+
+    def forward(self: Any, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(inputs)  # type: ignore[misc]
+        result = global_batch_norm(self, inputs)
+        for name in ("drop", "act"):  # timm's BatchNorm has the activation in it
+            if isinstance(after := getattr(self, name, None), nn.Module):
+                result = after(result)
+        return result
+
+
+@functools.cache
+def global_kind(kind: type) -> type:
+    return type(f"Global{kind.__name__}", (GlobalNorm, kind), {})
+
+
 def sync_batch_norms(module: nn.Module) -> None:
-    """From now on every BatchNorm in the module uses the global batch while training; state dicts stay the same."""
+    """From now on every BatchNorm in the module uses the global batch while training; state dicts stay the same.
+
+    The layers change their class, not their contents: a copy of the module works as the module does.
+    """
     for layer in batch_norms(module):
-        own = type(layer).forward
-
-        def forward(inputs: Tensor, layer: Any = layer, own: Any = own) -> Tensor:
-            return global_batch_norm(layer, inputs) if layer.training else own(layer, inputs)
-
-        layer.forward = forward  # type: ignore[method-assign]
+        if not isinstance(layer, GlobalNorm):
+            layer.__class__ = global_kind(type(layer))  # type: ignore[arg-type]

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib.resources
 import io
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
+from usfan.config import AdaptConfig, make_config
+from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
+from usfan.engine import engine_store
 from usfan.errors import DataError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.models.model import AdaptedModel, SourceModel
 from usfan.progress import bar, step_progress
-from usfan.run import write_json
+from usfan.run import write_json, write_text
 from usfan.runtime import Runtime
 from usfan.samples import adaptation_metrics, save_samples
 from usfan.source import train_source
 
 DIGITS = tuple("0123456789")
-SOURCE_EPOCHS = {"mnist": 12, "uci": 30}
-TARGET_EPOCHS = 10
+SOURCE_EPOCHS = {"mnist": 6, "uci": 12}
+TARGET_EPOCHS = {"mnist": 4, "uci": 7}
 PAIRS = (("mnist", "uci"), ("uci", "mnist"))
+QUICK_IMAGES = 300
+"""Images of each set that a quick demo takes, for one epoch of each stage: to see that everything runs."""
 
 
 def load_mnist5k() -> ImageData:
@@ -54,33 +63,43 @@ def load_uci() -> ImageData:
 
 
 def run_demo(out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Both directions, all methods: table on the terminal, metrics.json, pictures, model folders and a report in `out`."""
-    from usfan.reproduce.digits_figure import entropy_figure
+    """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`."""
+    from usfan.report.page import write_report
+    from usfan.reproduce.digits_figure import entropies_of, entropy_figure
 
     started = time.perf_counter()
     data = {"mnist": load_mnist5k(), "uci": load_uci()}
+    if quick:
+        data = {
+            name: whole.subset(torch.arange(QUICK_IMAGES) * len(whole) // QUICK_IMAGES) for name, whole in data.items()
+        }
     metrics: dict[str, Any] = {}
     for source_name, target_name in PAIRS:
-        source = train_digits(data[source_name], runtime, seed, quick)
+        source = train_digits(data[source_name], runtime, seed, 1 if quick else SOURCE_EPOCHS[source_name])
         source.save(out / source_name)
-        pair, models = f"{source_name}-{target_name}", {}
-        metrics[pair] = {}
-        for method in METHODS:
-            models[method], metrics[pair][method] = adapt_digits(
-                source, data[target_name], method, runtime, seed, quick
-            )
+        target, pair = data[target_name], f"{source_name}-{target_name}"
+        store = engine_store(target.without_labels(), source.spec, runtime)
+        settings = {"epochs": 1 if quick else TARGET_EPOCHS[target_name], "seed": seed}
+        models = {method: adapt_digits(source, store, target_name, method, runtime, settings) for method in METHODS}
+        metrics[pair] = {method: figures(model, target) for method, model in models.items()}
         write_json(out / "metrics.json", metrics)
-        save_run(out / pair, models["u-sfan"], data[target_name])
-        entropy_figure(models["shot-im"], models["u-sfan"], data[target_name].labels, out / f"{pair}-entropy.png")
-    Console().print(demo_table(metrics))
+        save_run(
+            out / pair, models["u-sfan"], target, {"source": str(out / source_name), "data": target_name, **settings}
+        )
+        assert target.labels is not None
+        point, posterior = (entropies_of(models[method], target.labels) for method in ("shot-im", "u-sfan"))
+        entropy_figure(point, posterior, len(DIGITS), out / f"{pair}-entropy.png")
+    report = write_report([out / f"{source}-{target}" for source, target in PAIRS], out / "report.html")
+    for pair in metrics:
+        Console().print(demo_table(pair, metrics[pair]))
+    seconds = time.perf_counter() - started
     Console(stderr=True).print(
-        f"{out}: metrics.json, pictures and models ({time.perf_counter() - started:.0f} s)", markup=False
+        f"{report}: the report; {out}: figures, pictures, models ({seconds:.0f} s)", markup=False
     )
     return metrics
 
 
-def train_digits(data: ImageData, runtime: Runtime, seed: int, quick: bool) -> SourceModel:
-    epochs = 2 if quick else SOURCE_EPOCHS[data.name]
+def train_digits(data: ImageData, runtime: Runtime, seed: int, epochs: int) -> SourceModel:
     with bar(f"training on {data.name}") as shown:
         return train_source(
             data, backbone="digits-cnn", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown, 64)
@@ -88,42 +107,42 @@ def train_digits(data: ImageData, runtime: Runtime, seed: int, quick: bool) -> S
 
 
 def adapt_digits(
-    source: SourceModel, data: ImageData, method: str, runtime: Runtime, seed: int, quick: bool
-) -> tuple[AdaptedModel, dict[str, float]]:
-    started = time.perf_counter()
-    with bar(f"{method} to {data.name}") as shown:
-        model = adapt(
-            source,
-            data,
-            method,
-            epochs=1 if quick else TARGET_EPOCHS,
-            seed=seed,
-            runtime=runtime,
-            progress=step_progress(shown, 64),
-        )
-    seconds = time.perf_counter() - started
-    assert model.passes is not None and data.labels is not None
+    source: SourceModel, store: PixelStore, name: str, method: str, runtime: Runtime, settings: dict[str, Any]
+) -> AdaptedModel:
+    with bar(f"{method} to {name}") as shown:
+        return adapt(source, store, method, runtime=runtime, progress=step_progress(shown, 64), **settings)
+
+
+def figures(model: AdaptedModel, data: ImageData) -> dict[str, float]:
+    """A row of the table."""
+    assert model.passes is not None
+    assert data.labels is not None
     scores = score_outputs(model.passes.after, data.labels[model.passes.kept], model)
-    return model, {"accuracy": scores["accuracy"], "ece": scores["ece"], "seconds": round(seconds, 2)}
+    return {"accuracy": scores["accuracy"], "ece": scores["ece"], "seconds": round(model.history["seconds"], 2)}
 
 
-def save_run(folder: Path, model: AdaptedModel, data: ImageData) -> None:
-    """The U-SFAN run as a run folder that `usfan report` reads."""
+def save_run(folder: Path, model: AdaptedModel, data: ImageData, settings: dict[str, Any]) -> None:
+    """The U-SFAN run as a run folder, which `usfan report` reads. A demo may be run again: it is written over."""
     model.save(folder)
+    own = {k: settings[k] for k in ("epochs", "seed")}
+    config = {"command": "adapt", **settings, **dataclasses.asdict(make_config(AdaptConfig, own))}
+    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    events = [{"event": "epoch", **record} for record in model.history["records"]]
+    guard = model.history["guard"]
+    events.append(
+        {"event": "kept", "epoch": guard["kept_epoch"], "of": model.history["epochs"], "reason": guard["reason"]}
+    )
+    write_text(folder / "log.jsonl", "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder / "metrics.json", adaptation_metrics(model, data))
     save_samples(folder, model, data)
 
 
-def demo_table(metrics: dict[str, Any]) -> Table:
-    table = Table(title="Digits: accuracy (%), calibration error (%), seconds")
+def demo_table(pair: str, rows: dict[str, Any]) -> Table:
+    source, target = pair.split("-")
+    table = Table(title=f"{source.upper()} → {target.upper()}")
     table.add_column("method")
-    for pair in metrics:
-        for figure in ("accuracy", "ECE", "time"):
-            table.add_column(f"{pair}\n{figure}", justify="right")
-    for method in METHODS:
-        row = [method]
-        for figures in metrics.values():
-            cell = figures[method]
-            row += [f"{cell['accuracy']:.1f}", f"{cell['ece']:.1f}", f"{cell['seconds']:.1f} s"]
-        table.add_row(*row)
+    for column in ("accuracy %", "ECE %", "time"):
+        table.add_column(column, justify="right")
+    for method, row in rows.items():
+        table.add_row(method, f"{row['accuracy']:.1f}", f"{row['ece']:.1f}", f"{row['seconds']:.1f} s")
     return table

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from torch import Tensor
 
-from usfan.models.model import AdaptedModel, Outputs
+from usfan.models.model import AdaptedModel
 from usfan.posterior.predictive import entropy
 
 RIGHT, WRONG = "#20639b", "#c8453b"
@@ -29,14 +29,24 @@ def density(values: np.ndarray, grid: np.ndarray, width: float) -> np.ndarray:
     return kernel @ counts
 
 
-def entropy_figure(plain: AdaptedModel, guided: AdaptedModel, labels: Tensor | None, path: Path) -> None:
-    """Dashed: the point estimate (SHOT-IM after adaptation); solid: the posterior predictive (U-SFAN)."""
-    assert plain.passes is not None and guided.passes is not None and labels is not None
+def entropies_of(model: AdaptedModel, labels: Tensor) -> dict[str, Tensor]:
+    """What the figure needs of a run on N samples: entropies of both predictions, and who was right. N each."""
+    assert model.passes is not None
+    kept = {}
+    for when, outputs in (("before", model.passes.before), ("after", model.passes.after)):
+        kept[f"point_{when}"] = entropy(outputs.probs).float().cpu()
+        kept[f"posterior_{when}"] = entropy(outputs.posterior_probs).float().cpu()
+        kept[f"right_{when}"] = outputs.probs.argmax(dim=1).cpu() == labels.cpu()
+    return kept
+
+
+def entropy_figure(plain: dict[str, Tensor], guided: dict[str, Tensor], classes: int, path: Path) -> None:
+    """Dashed: the point estimate of `plain` (SHOT-IM); solid: the posterior predictive of `guided` (U-SFAN)."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=False, constrained_layout=True)
-    pairs = ((plain.passes.before, guided.passes.before), (plain.passes.after, guided.passes.after))
-    for axis, title, (point, posterior) in zip(axes, ("Before adaptation", "After adaptation"), pairs, strict=True):
-        draw_panel(axis, point, posterior, labels, len(guided.classes))
-        axis.set_title(title)
+    for axis, when in zip(axes, ("before", "after"), strict=True):
+        draw_curves(axis, plain[f"point_{when}"], plain[f"right_{when}"], classes, "--", "point estimate")
+        draw_curves(axis, guided[f"posterior_{when}"], guided[f"right_{when}"], classes, "-", "posterior")
+        axis.set_title(f"{when.capitalize()} adaptation")
         axis.set_xlabel("entropy of the prediction (nats)")
     axes[0].set_ylabel("density × samples")
     axes[0].legend(frameon=False, fontsize=8)
@@ -45,15 +55,12 @@ def entropy_figure(plain: AdaptedModel, guided: AdaptedModel, labels: Tensor | N
     plt.close(figure)
 
 
-def draw_panel(axis: plt.Axes, point: Outputs, posterior: Outputs, labels: Tensor, classes: int) -> None:
+def draw_curves(axis: plt.Axes, entropies: Tensor, right: Tensor, classes: int, style: str, name: str) -> None:
     top = float(np.log(classes))
     grid = np.linspace(0, top, 200)
-    curves = ((point, point.probs, "--", "point estimate"), (posterior, posterior.posterior_probs, "-", "posterior"))
-    for outputs, probs, style, name in curves:
-        values = entropy(probs).cpu().double().numpy()
-        right = (outputs.probs.argmax(dim=1).cpu() == labels.cpu()).numpy()
-        for mask, colour, word in ((right, RIGHT, "correct"), (~right, WRONG, "incorrect")):
-            axis.plot(grid, density(values[mask], grid, top / 40), style, color=colour, label=f"{word}, {name}")
+    values, is_right = entropies.double().numpy(), right.bool().numpy()
+    for mask, colour, word in ((is_right, RIGHT, "correct"), (~is_right, WRONG, "incorrect")):
+        axis.plot(grid, density(values[mask], grid, top / 40), style, color=colour, label=f"{word}, {name}")
     axis.set_xlim(0, top)
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
 """`usfan reproduce`: all pairs × methods × seeds of a benchmark, resumable, ending in one table beside the paper's.
 
-A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small JSON
-file, written whole; it is never run twice. Images are decoded once per domain.
+A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small
+JSON file, written whole; it is never run twice. Images are decoded once per domain.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS, find_method
 from usfan.config import AdaptConfig, make_config
-from usfan.data.benchmark import Benchmark, Found, Recipe
+from usfan.data.benchmark import Benchmark, Found
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.catalogue import benchmark as find_benchmark
 from usfan.data.catalogue import check, load_domain
@@ -26,8 +28,11 @@ from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
+from usfan.reproduce.command import take_seeds
+from usfan.reproduce.digits_figure import entropies_of, entropy_figure
+from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
-from usfan.run import write_json, write_text
+from usfan.run import write_json, write_tensors, write_text
 from usfan.runtime import Runtime
 from usfan.source import train_source
 
@@ -44,21 +49,10 @@ OPEN_METRICS = (
 )
 
 
-def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
-    """The command. Toy and the demo's digits have their own programs."""
-    out = Path(settings.pop("out", f"runs/{name}"))
-    if name == "toy":
-        from usfan.reproduce.toy import reproduce_toy
-
-        return reproduce_toy(out, seeds=settings.pop("seeds", None))
-    if name == "digits" and "data" not in settings:
-        from usfan.reproduce.digits import run_demo
-
-        run_demo(out, runtime=runtime, seed=int(settings.pop("seeds", [0])[0]))
-        return None
-    suite = Suite.open(name, settings, out, runtime)
-    suite.run()
-    return None
+ENTROPY_METHODS = ("shot-im", "u-sfan")
+"""Point estimate and posterior of the entropy densities."""
+MOST_FIGURES = 6
+"""A study of more tasks than this draws no entropy densities."""
 
 
 @dataclass
@@ -84,13 +78,14 @@ class Suite:
         benchmark = find_benchmark(name)
         if "data" not in settings:
             raise ConfigError(f"{benchmark.title}: pass --data ROOT; the data set is published at {benchmark.homepage}")
-        found = check(benchmark, settings.pop("data"), allow_counts=bool(settings.pop("allow_counts", False)))
+        counts, classes = (bool(settings.pop(name, False)) for name in ("allow_counts", "allow_classes"))
+        found = check(benchmark, settings.pop("data"), allow_counts=counts, allow_classes=classes)
         methods = tuple(settings.pop("methods", METHODS))
         for method in methods:
             find_method(method)
-        seeds = tuple(settings.pop("seeds", benchmark.recipe.seeds))
+        seeds = tuple(take_seeds(settings, benchmark.recipe.seeds))
         pairs = chosen_pairs(found, settings.pop("pairs", None))
-        source = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
+        source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
         if "source_epochs" in settings:
             source["epochs"] = settings.pop("source_epochs")
         settings = {"guard": False, **settings}
@@ -99,7 +94,7 @@ class Suite:
         return cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
 
     def run(self) -> Table:
-        write_json(self.out / "study.json", self.describe())
+        self.claim()
         total = len(self.seeds) * len(self.pairs) * len(self.methods)
         from usfan.progress import console
 
@@ -115,6 +110,18 @@ class Suite:
                     markup=False,
                 )
         return self.finish()
+
+    def claim(self) -> None:
+        """A folder holds one study: its cells are used again, so the settings must be the same."""
+        path, own = self.out / "study.json", self.describe()
+        if path.is_file():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            changed = [k for k in ("benchmark", "setting", "adapt", "source") if before.get(k) != own[k]]
+            if changed:
+                raise ConfigError(
+                    f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?"
+                )
+        write_json(path, own)
 
     def cells(self) -> Iterator[tuple[int, str, str, str]]:
         """Source by source, so that a model is loaded once and its targets follow each other."""
@@ -140,6 +147,8 @@ class Suite:
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
         row |= self.score(adapted, target, store)
         row["commit"] = commit()
+        if method in ENTROPY_METHODS and self.setting == "closed" and store.labels is not None:
+            write_tensors(path.with_suffix(".safetensors"), entropies_of(adapted, store.labels))
         write_json(path, row)
         return row
 
@@ -162,7 +171,7 @@ class Suite:
             if not (folder / "config.json").is_file():
                 self.train(source, seed, folder)
             self._loaded = (folder, SourceModel.load(folder).to(self.runtime.device))
-        return self._loaded[1]  # type: ignore[return-value]
+        return self._loaded[1]
 
     def train(self, source: str, seed: int, folder: Path) -> None:
         settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
@@ -211,8 +220,19 @@ class Suite:
         from usfan.reproduce.suite_figure import table_figure
 
         table_figure(table, self.out / "table.png")
+        self.entropy_figures()
         print(table.to_markdown())
         return table
+
+    def entropy_figures(self) -> None:
+        """The paper's entropy densities of each task at the first seed, where both methods were run."""
+        for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES else ():
+            cells = [self.cell_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
+            files = [path.with_suffix(".safetensors") for path in cells]
+            if all(file.is_file() for file in files):
+                point, posterior = (load_file(file) for file in files)
+                path = self.out / f"entropy_{source}-{target}.png"
+                entropy_figure(point, posterior, len(self.found.classes), path)
 
     def describe(self) -> dict[str, Any]:
         import torch
@@ -240,36 +260,6 @@ def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str]
         if name not in by_name:
             raise ConfigError(f"no task {name!r}; the tasks are {', '.join(by_name)}")
     return tuple(by_name[name] for name in names)
-
-
-def train_settings(recipe: Recipe) -> dict[str, Any]:
-    augment = "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
-    return {
-        "backbone": recipe.backbone,
-        "epochs": recipe.source_epochs,
-        "lr": recipe.lr,
-        "batch_size": recipe.batch_size,
-        "backbone_lr_scale": recipe.backbone_lr_scale,
-        "weight_decay": recipe.weight_decay,
-        "label_smoothing": recipe.label_smoothing,
-        "validation_share": recipe.val_fraction,
-        "bottleneck": recipe.bottleneck or 0,
-        "dropout": recipe.bottleneck_dropout,
-        "head_bias": recipe.head_bias,
-        "augment": augment,
-    }
-
-
-def adapt_settings(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "epochs": recipe.target_epochs,
-        "lr": recipe.lr if recipe.target_lr is None else recipe.target_lr,
-        "batch_size": recipe.batch_size,
-        "backbone_lr_scale": recipe.backbone_lr_scale,
-        "weight_decay": recipe.weight_decay,
-        "pseudo_label_weight": recipe.beta,
-        "pseudo_label_warmup": recipe.pseudo_label_warmup,
-    }
 
 
 def commit() -> str | None:

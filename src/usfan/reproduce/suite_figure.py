@@ -1,4 +1,4 @@
-"""The table as a plot: one group of bars per task, a whisker for the spread over seeds, a dash for the paper's number."""
+"""The table as a plot: a group of bars per task, a whisker for the spread over seeds, a dash for the paper's number."""
 
 from __future__ import annotations
 

@@ -1,0 +1,30 @@
+"""Settings of stage 2 that depend on the source model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from usfan.config import AdaptConfig
+from usfan.models.model import SourceModel
+from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.posterior.kronecker import KroneckerPosterior
+
+
+def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
+    """What was not given and depends on the network."""
+    small = source.architecture.get("backbone") in SMALL_BACKBONES
+    changes: dict[str, Any] = {}
+    if config.backbone_lr_scale is None:
+        changes["backbone_lr_scale"] = 1.0 if small else 0.1
+    if config.pseudo_label_weight is None:
+        changes["pseudo_label_weight"] = 0.1 if small else 0.3
+    return dataclasses.replace(config, **changes)
+
+
+def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:
+    """The stored posterior, or the same factors under another prior or damping."""
+    if config.prior is None and config.damping is None:
+        return posterior
+    prior = posterior.prior_precision if config.prior is None else config.prior
+    return posterior.with_prior(prior, damping=config.damping, weight_decay=config.weight_decay)

@@ -1,0 +1,61 @@
+"""A safetensors file from a stranger: its header is compared with what is expected before a tensor is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.errors import ArtifactError
+
+MAX_HEADER_BYTES = 8 << 20
+"""A network of 10,000 tensors has a header of about 1 MB."""
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+DTYPES |= {"I32": torch.int32, "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16}
+
+Expected = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype by name."""
+
+
+@contextlib.contextmanager
+def open_tensors(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with open(file, "rb") as start:
+            length = int.from_bytes(start.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ArtifactError(f"{file}: not readable as safetensors: its header would have {length} bytes")
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(f"{file}: not readable as safetensors: {error}") from None
+
+
+def check_header(file: Path, tensors: Any, expected: Expected) -> None:
+    """Names, shapes and dtypes, from the header alone."""
+    there = set(tensors.keys())
+    for name, (shape, dtype) in expected.items():
+        if name not in there:
+            raise ArtifactError(f"{file}: tensor {name!r} is missing")
+        part = tensors.get_slice(name)
+        if tuple(part.get_shape()) != shape:
+            raise ArtifactError(f"{file}: {name!r} has shape {tuple(part.get_shape())}, expected {shape}")
+        if DTYPES.get(part.get_dtype()) != dtype:
+            raise ArtifactError(f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}")
+    extra = sorted(there - set(expected))
+    if extra:
+        raise ArtifactError(f"{file}: unexpected tensor {extra[0]!r}")
+
+
+def check_values(file: Path, state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ArtifactError(f"{file}: {name!r} holds NaN or infinity")
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise ArtifactError(f"{file}: {name!r} holds a negative variance")

@@ -1,0 +1,46 @@
+"""`usfan reproduce`: which program makes which of the paper's results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from usfan.errors import ConfigError
+from usfan.runtime import Runtime
+
+
+def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
+    """The command. Toy and the demo's digits have their own programs."""
+    out = Path(settings.pop("out", f"runs/{name}"))
+    if name == "toy":
+        from usfan.reproduce.toy import reproduce_toy
+
+        seeds = take_seeds(settings, None)
+        only_seeds("toy", settings)
+        reproduce_toy(out, seeds=seeds)
+    elif name == "digits" and "data" not in settings:
+        from usfan.reproduce.digits import run_demo
+
+        seeds = take_seeds(settings, [0])
+        only_seeds("digits without --data", settings)
+        run_demo(out, runtime=runtime, seed=seeds[0])
+    else:
+        from usfan.reproduce.suite import Suite
+
+        Suite.open(name, settings, out, runtime).run()
+
+
+def take_seeds(settings: dict[str, Any], default: Any) -> Any:
+    """`seeds`, or the one `seed`."""
+    one = settings.pop("seed", None)
+    seeds = settings.pop("seeds", default if one is None else [one])
+    if seeds is not None and (
+        not isinstance(seeds, (list, tuple)) or not seeds or not all(type(s) is int for s in seeds)
+    ):
+        raise ConfigError(f"seeds must be a list of whole numbers; got {seeds!r}")
+    return seeds
+
+
+def only_seeds(name: str, settings: dict[str, Any]) -> None:
+    if settings:
+        raise ConfigError(f"reproduce {name} takes --seeds and --out only; got {', '.join(sorted(settings))}")

@@ -1,0 +1,37 @@
+"""A benchmark's recipe as settings of the two stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from usfan.data.benchmark import Recipe
+
+
+def train_settings(recipe: Recipe) -> dict[str, Any]:
+    augment = "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
+    return {
+        "backbone": recipe.backbone,
+        "epochs": recipe.source_epochs,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "backbone_lr_scale": recipe.backbone_lr_scale,
+        "weight_decay": recipe.weight_decay,
+        "label_smoothing": recipe.label_smoothing,
+        "validation_share": recipe.val_fraction,
+        "bottleneck": recipe.bottleneck or 0,
+        "dropout": recipe.bottleneck_dropout,
+        "head_bias": recipe.head_bias,
+        "augment": augment,
+    }
+
+
+def adapt_settings(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "epochs": recipe.target_epochs,
+        "lr": recipe.lr if recipe.target_lr is None else recipe.target_lr,
+        "batch_size": recipe.batch_size,
+        "backbone_lr_scale": recipe.backbone_lr_scale,
+        "weight_decay": recipe.weight_decay,
+        "pseudo_label_weight": recipe.beta,
+        "pseudo_label_warmup": recipe.pseudo_label_warmup,
+    }

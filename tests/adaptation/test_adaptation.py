@@ -1,0 +1,215 @@
+"""Stage 2 through its one door: what it may see, that seeds repeat, and that each method is the value it says it is."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import usfan
+from lookalikes import picture
+from usfan.adaptation.adapt import Adaptation
+from usfan.adaptation.settings import choose_posterior, resolve_defaults
+from usfan.adaptation.weights import raw_weights
+from usfan.config import AdaptConfig, make_config
+from usfan.data.cache import PixelStore
+from usfan.engine import engine_store, forward, set_mode
+from usfan.runtime import start_runtime
+
+CLASSES = ("a", "b", "c")
+TINY = {"epochs": 2, "batch_size": 8}
+
+
+def squares(images: int = 12, domain: int = 3, classes: int = 3) -> usfan.ImageData:
+    labels = np.tile(np.arange(classes), images)
+    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
+    return usfan.ImageData(pixels, labels=labels, classes=CLASSES[:classes], name="squares")
+
+
+@pytest.fixture(scope="module")
+def source():
+    settings = {"backbone": "digits-cnn", "epochs": 3, "batch_size": 8, "bottleneck": 16}
+    return usfan.train_source(squares(domain=0), **settings)
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    return model.classifier.state_dict()
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(state(a)[k], state(b)[k]) for k in state(a))
+
+
+@pytest.mark.parametrize("method", usfan.METHODS)
+def test_same_seed_same_bits(source, method):
+    runs = [usfan.adapt(source, squares(), method, seed=5, guard=False, **TINY) for _ in range(2)]
+    assert same(*runs)
+    assert torch.equal(runs[0].passes.after.probs, runs[1].passes.after.probs)
+
+
+def test_another_seed_gives_another_model_and_the_source_is_left_alone(source):
+    before = {k: v.clone() for k, v in state(source).items()}
+    one, other = (usfan.adapt(source, squares(), seed=seed, guard=False, **TINY) for seed in (0, 1))
+    assert not same(one, other)
+    assert not same(one, source)
+    assert all(torch.equal(before[k], v) for k, v in state(source).items())
+    weight, bias = one.classifier.head_tensors()
+    assert torch.equal(weight, source.classifier.head_tensors()[0])  # the head stays
+    assert torch.equal(bias, source.classifier.head_tensors()[1])
+
+
+def test_source_only_is_the_source(source):
+    model = usfan.adapt(source, squares(), "source-only", **TINY)
+    assert same(model, source)
+    assert (model.history["epochs"], model.history["kept_epoch"]) == (0, 0)
+    assert torch.equal(model.passes.before.probs, model.passes.after.probs)
+
+
+class Untouchable:
+    """Labels that nobody may look at."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"labels were touched: {name}")
+
+    def __getitem__(self, key):
+        raise AssertionError("labels were read")
+
+
+def test_labels_are_never_touched(source):
+    data = squares()
+    data.labels = Untouchable()
+    plain = usfan.adapt(source, squares().without_labels(), "u-sfan+", **TINY)
+    assert same(usfan.adapt(source, data, "u-sfan+", **TINY), plain)
+    store = engine_store(squares().without_labels(), source.spec, start_runtime(None))
+    labelled = PixelStore(store.pixels, store.kept, Untouchable(), CLASSES)
+    assert same(usfan.adapt(source, labelled, "u-sfan+", **TINY), plain)
+
+
+def test_there_is_no_way_in_for_source_data():
+    names = list(inspect.signature(usfan.adapt).parameters)
+    assert names == ["source", "data", "method", "runtime", "run", "progress", "settings"]
+    assert not [name for name in AdaptConfig.__dataclass_fields__ if "source" in name and "pseudo_label" not in name]
+
+
+def first_step(source, **settings):
+    """An adaptation after its first look at the target, and the features and logits of a first batch."""
+    runtime = start_runtime(None)
+    config = resolve_defaults(make_config(AdaptConfig, {**TINY, **settings}), source)
+    store = engine_store(squares().without_labels(), source.spec, runtime)
+    run = Adaptation(source, store, config, runtime)
+    run.refresh(0)
+    set_mode(run.classifier, training=True)
+    samples = torch.arange(8)
+    with torch.no_grad():
+        features, logits = forward(run.classifier, run.feeder.view(samples), runtime)
+    run.optimiser.schedule(0)
+    run.pseudo_label_weight.fill_(config.pseudo_label_weight)
+    return run, samples, features, logits
+
+
+def recipe(logits: torch.Tensor, weights: torch.Tensor | float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """L_ent and L_div as SHOT's program computes them, in float64."""
+    p = logits.double().softmax(1)
+    entropy = -(p * torch.log(p + 1e-5)).sum(1)
+    mean = p.mean(0)
+    return (weights * entropy).mean(), (mean * torch.log(mean + 1e-5)).sum()
+
+
+def close(value: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(value.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_shot_im_is_the_recipe(source):
+    run, samples, _, logits = first_step(source, method="shot-im")
+    loss, loss_entropy, loss_diversity, loss_pseudo = run.step(samples)
+    entropy, diversity = recipe(logits)
+    close(loss_entropy, entropy)
+    close(loss_diversity, diversity)
+    close(loss, entropy + diversity)
+    assert float(loss_pseudo) == 0
+
+
+def test_shot_adds_the_pseudo_label_loss(source):
+    run, samples, _, logits = first_step(source, method="shot", pseudo_label_weight=0.3)
+    loss, _, _, loss_pseudo = run.step(samples)
+    entropy, diversity = recipe(logits)
+    picked = logits.double().log_softmax(1)[torch.arange(8), run.guidance.pseudo_labels[samples]]
+    close(loss_pseudo, -picked.mean())
+    close(loss, entropy + diversity - 0.3 * picked.mean())
+
+
+def test_u_sfan_weighs_by_the_table_of_the_epoch(source):
+    run, samples, _, logits = first_step(source, method="u-sfan")
+    loss, _, _, _ = run.step(samples)
+    weights = run.guidance.weights
+    close(weights.mean(), torch.ones(()))
+    assert float(weights.std()) > 0
+    entropy, diversity = recipe(logits, weights[samples].double())
+    close(loss, entropy + diversity)
+
+
+def test_the_paper_preset_weighs_each_step_as_algorithm_1(source):
+    """w = exp(−H) of the batch's own predictive under the prior 5e-4, not normalised; γ = ½ and no factor of 2."""
+    run, samples, features, logits = first_step(source, method="u-sfan", preset="paper")
+    loss, _, _, _ = run.step(samples)
+    posterior = choose_posterior(source.posterior, run.config)
+    assert posterior.prior_precision == pytest.approx(5e-4)
+    weights = posterior.certainty(features, 0.4, 128)
+    entropy, diversity = recipe(logits, weights.double())
+    close(loss, 0.5 * entropy + 0.5 * diversity)
+
+
+def test_shot_im_entropy_weighs_by_the_point_estimate(source):
+    run, samples, features, logits = first_step(
+        source, method="shot-im-entropy", refresh="step", normalise_weights=False
+    )
+    loss, _, _, _ = run.step(samples)
+    p = (logits.double() / 0.4).softmax(1)
+    weights = torch.exp((p * p.log()).sum(1))
+    entropy, diversity = recipe(logits, weights)
+    close(loss, entropy + diversity)
+    options = {"temperature": 0.4, "samples": 128}
+    close(raw_weights("point", features, logits, source.posterior, **options), weights)
+    assert bool((raw_weights("none", features, logits, source.posterior, **options) == 1).all())
+
+
+def test_partial_set_has_no_diversity_term(source):
+    run, samples, _, logits = first_step(source, method="shot-im", partial_set=True)
+    loss, _, _, _ = run.step(samples)
+    close(loss, recipe(logits)[0])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"partial_set": True}, {"batch_norm": "frozen"}, {"neighbours": 3}, {"refresh": "step"}]
+)
+def test_other_settings_run(source, settings):
+    model = usfan.adapt(source, squares(), "u-sfan+", **TINY, **settings)
+    assert bool(torch.isfinite(model.passes.after.probs).all())
+
+
+def test_frozen_batch_norm_keeps_the_statistics_of_the_source(source):
+    frozen = usfan.adapt(source, squares(), guard=False, batch_norm="frozen", **TINY)
+    names = [k for k in state(source) if "running" in k]
+    assert names
+    assert all(torch.equal(state(frozen)[k], state(source)[k]) for k in names)
+
+
+def test_the_guard_keeps_what_the_validator_prefers_and_off_keeps_the_last(source):
+    kept = usfan.adapt(source, squares(), **TINY)
+    scores = [r["validators"]["information_maximization"] for r in kept.history["records"]]
+    assert scores[kept.history["kept_epoch"]] == max(scores)
+    last = usfan.adapt(source, squares(), guard=False, **TINY)
+    assert last.history["kept_epoch"] == 2
+
+
+def test_a_run_that_diverges_falls_back(source):
+    model = usfan.adapt(source, squares(), **{**TINY, "lr": 1e6, "epochs": 3})
+    assert bool(torch.isfinite(model.passes.after.probs).all())
+    assert model.history["kept_epoch"] < 3
+
+
+def test_two_classes():
+    pair = squares(classes=2)
+    model = usfan.train_source(pair, backbone="digits-cnn", epochs=1, batch_size=8, bottleneck=8)
+    for settings in ({}, {"open_set": True}, {"partial_set": True}):
+        assert usfan.adapt(model, pair, "u-sfan+", **TINY, **settings).passes.after.probs.shape == (24, 2)

@@ -1,0 +1,212 @@
+"""Backbones by name, and where their weights come from."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from oracles.efficientnet_lite import features_and_logits, wave
+from usfan.errors import ConfigError
+from usfan.models.backbones import (
+    create_backbone,
+    load_weights,
+    offline_weights,
+    read_state,
+    recognise_timm,
+    timm_model,
+)
+from usfan.models.small_backbones import SMALL_BACKBONES
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "channels", "size"),
+    [
+        ("lenet", 800, 1, 28),
+        ("digits-cnn", 576, 1, 28),
+        ("dtn", 4096, 3, 32),
+        ("cnn13", 128, 3, 32),
+        ("toy-mlp", 20, 2, 1),
+    ],
+)
+def test_small_networks(name, features, channels, size):
+    model, width, spec = create_backbone(name)
+    assert (width, spec.channels, spec.size, spec.resize) == (features, channels, size, size)
+    assert len(spec.mean) == len(spec.std) == channels
+    assert model.eval()(torch.zeros(2, channels, size, size)).shape == (2, features)
+
+
+def test_every_small_network_is_tested_above():
+    assert set(SMALL_BACKBONES) == {"lenet", "digits-cnn", "dtn", "cnn13", "toy-mlp"}
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "lenet", "resnet18"])
+def test_other_channels(name):
+    channels = 1 if name == "resnet18" else 3
+    model, width, spec = create_backbone(name, "none", channels=channels)
+    assert spec.channels == channels
+    assert model.eval()(torch.zeros(1, channels, spec.size, spec.size)).shape == (1, width)
+
+
+def test_timm_with_random_weights(caplog):
+    with caplog.at_level(logging.WARNING):
+        model, width, spec = create_backbone("resnet18")
+    assert "starts from random weights" in caplog.text
+    assert (width, spec.channels, spec.size, spec.resize) == (512, 3, 224, 256)
+    assert spec.mean == (0.485, 0.456, 0.406)
+    assert spec.std == (0.229, 0.224, 0.225)
+    assert model.training
+    caplog.clear()
+    create_backbone("resnet18", "none")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["resnet81", "ressnet18", "digits_cnn"])
+def test_an_unknown_name_suggests_near_ones(name):
+    near = "digits-cnn" if name.startswith("digits") else "resnet"
+    with pytest.raises(ConfigError, match=f"unknown backbone '{name}': did you mean .*{near}"):
+        create_backbone(name)
+
+
+@pytest.mark.parametrize("name", ["qqqqqqqq", "", "hf_hub:timm/resnet18", "local-dir:/etc", "../x"])
+def test_a_name_like_no_other(name):
+    with pytest.raises(ConfigError, match="unknown backbone"):
+        create_backbone(name)
+
+
+@pytest.mark.parametrize("name", ["resnet18.nonsense", "resnet18.a://b", "resnet18.a/b"])
+def test_a_known_name_with_something_unknown_behind(name):
+    with pytest.raises(ConfigError, match=f"backbone '{name}': timm cannot make it"):
+        create_backbone(name, "none")
+
+
+def test_weights_that_would_have_to_be_downloaded(monkeypatch):
+    monkeypatch.setattr("timm.create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    with pytest.raises(ConfigError, match="weights are not to be had: no network"):
+        create_backbone("resnet18", "timm")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "digits-cnn"])
+@pytest.mark.parametrize("pretrained", ["offline", "nowhere/weights.pth"])
+def test_no_such_weights(name, pretrained):
+    with pytest.raises(ConfigError, match=r"no offline weights|there are no weights|there is no file"):
+        create_backbone(name, pretrained)
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, torch.Tensor]:
+    path = offline_weights("tf_efficientnet_lite0")
+    if path is None:
+        pytest.skip("usfan[offline] is not installed")
+    return read_state(path)
+
+
+def test_offline_weights_agree_with_the_network_they_were_published_for(published):
+    """`oracles.efficientnet_lite` reads the file by its own names; the figures below are what it gave when written."""
+    model, width, _ = create_backbone("tf_efficientnet_lite0", "offline")
+    with torch.no_grad():
+        features = model.eval()(wave())
+    expected, logits = features_and_logits(published, wave())
+    assert width == 1280
+    torch.testing.assert_close(features.double(), expected, rtol=0, atol=1e-4)
+    recorded = {71: 5.834730, 66: 4.386603, 600: 4.253310, 403: 4.250966, 226: 3.904521}
+    assert {i: features[0, i].item() for i in recorded} == pytest.approx(recorded, abs=1e-4)
+    assert features.sum().item() == pytest.approx(183.67086, abs=1e-2)
+    head = features.double() @ published["_fc.weight"].double().T + published["_fc.bias"]
+    torch.testing.assert_close(head, logits, rtol=0, atol=1e-4)
+    recorded = {906: 6.524567, 911: 6.404092, 398: 5.280681, 772: 5.271359, 783: 4.342677}
+    assert {i: head[0, i].item() for i in recorded} == pytest.approx(recorded, abs=1e-4)
+
+
+@pytest.mark.parametrize(("name", "size"), [("tf_efficientnet_lite1", 240), ("tf_efficientnet_lite2", 260)])
+def test_larger_offline_weights_load(name, size):
+    path = offline_weights(name)
+    if path is None:
+        pytest.skip("usfan[offline] is not installed")
+    model, width, spec = create_backbone(name)
+    assert (width, spec.size) == (1280, size)
+    stem = read_state(path)["_conv_stem.weight"]
+    assert torch.equal(model.state_dict()["conv_stem.weight"], stem)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("kind", ["plain", "nested", "old"])
+def test_weights_from_a_file(tmp_path, suffix, kind):
+    """A classifier in the file is left out; "module." and a table around are seen through; old files lack a counter."""
+    state = timm_model("resnet18", num_classes=7).state_dict()
+    path = tmp_path / f"weights{suffix}"
+    given = state
+    if kind == "old":
+        given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    if suffix == ".safetensors":
+        save_file(given, path)
+    elif kind == "nested":
+        torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in given.items()}}, path)
+    else:
+        torch.save(given, path)
+    model, _, _ = create_backbone("resnet18", str(path))
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_weights_for_a_small_network(tmp_path):
+    model, _, _ = create_backbone("digits-cnn")
+    torch.save(model.state_dict(), tmp_path / "digits.pth")
+    again, _, _ = create_backbone("digits-cnn", str(tmp_path / "digits.pth"))
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_a_file_that_does_not_fit(tmp_path):
+    torch.save(create_backbone("lenet")[0].state_dict(), tmp_path / "lenet.pth")
+    with pytest.raises(
+        ConfigError, match=r"does not fit this backbone: no tensor of the right shape for conv1\.weight"
+    ):
+        create_backbone("resnet18", str(tmp_path / "lenet.pth"))
+
+
+class Harm:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (open, (self.path, "w"))
+
+
+def test_a_pickle_with_code_is_refused(tmp_path):
+    harm = tmp_path / "harm"
+    torch.save({"weight": Harm(str(harm))}, tmp_path / "zip.pth")
+    torch.save({"weight": Harm(str(harm))}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    for name in ("zip.pth", "old.pth"):
+        with pytest.raises(ConfigError, match="that can be read safely") as caught:
+            create_backbone("resnet18", str(tmp_path / name))
+        assert "\n" not in str(caught.value)
+    assert not harm.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of weights", b"\xff" * 64])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_damaged_file(tmp_path, suffix, content):
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=path.name):
+        read_state(path)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {3: torch.zeros(2)}])
+def test_not_a_state_dict(tmp_path, content):
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(ConfigError, match="does not hold a state dict"):
+        load_weights(torch.nn.Linear(2, 2), tmp_path / "x.pth")
+
+
+def test_timm_networks_are_recognised_unless_changed():
+    model = timm_model("resnet18", num_classes=3)
+    assert recognise_timm(model) == "resnet18"
+    model.maxpool = torch.nn.Identity()
+    assert recognise_timm(model) is None
+    assert recognise_timm(timm_model("resnet18", num_classes=3, in_chans=1)) is None
+    assert recognise_timm(timm_model("resnet18", num_classes=0)) is None
+    assert recognise_timm(torch.nn.Linear(2, 2)) is None

@@ -1,0 +1,101 @@
+"""The demo on a few images, and open set on real digits."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import usfan
+from usfan.adaptation.methods import METHODS
+from usfan.models.model import SourceModel
+from usfan.reproduce.digits import demo_table, load_mnist5k, load_uci, run_demo
+from usfan.reproduce.digits_figure import density
+from usfan.runtime import start_runtime
+
+OPEN_SECONDS = 60
+
+
+def test_the_demo_writes_what_it_promises(tmp_path, capsys):
+    metrics = run_demo(tmp_path, runtime=start_runtime(None), quick=True)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+    assert list(metrics) == ["mnist-uci", "uci-mnist"]
+    for pair, rows in metrics.items():
+        assert list(rows) == list(METHODS)
+        assert all(row.keys() == {"accuracy", "ece", "seconds"} for row in rows.values())
+        assert (tmp_path / f"{pair}-entropy.png").stat().st_size > 5000
+        run = tmp_path / pair
+        assert {"config.yaml", "log.jsonl", "metrics.json", "samples.safetensors"} <= {p.name for p in run.iterdir()}
+        assert SourceModel.load(run).method == "u-sfan"
+        assert json.loads((run / "metrics.json").read_text())["after"]["accuracy"] == rows["u-sfan"]["accuracy"]
+    for name in ("mnist", "uci"):
+        assert SourceModel.load(tmp_path / name).classes == tuple("0123456789")
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    printed = capsys.readouterr()
+    assert "report.html" in printed.err
+    lines = printed.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in printed.out
+    assert len(re.findall("u-sfan ", printed.out)) == 2
+
+
+def test_the_table_fits_eighty_columns():
+    from rich.console import Console
+
+    row = {"accuracy": 100.0, "ece": 100.0, "seconds": 1000.0}
+    console = Console(width=80, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(demo_table("mnist-uci", dict.fromkeys(METHODS, row)))
+    assert "accuracy %" in console.export_text()
+
+
+def test_densities_keep_the_mass_between_the_ends():
+    import numpy as np
+
+    grid = np.linspace(0, 2.3, 2000)
+    values = np.concatenate([np.zeros(50), np.full(50, 2.3)])
+    curve = density(values, grid, 0.05)
+    assert np.trapezoid(curve, grid) == pytest.approx(100, rel=0.02)
+    assert not density(np.zeros(0), grid, 0.05).any()
+
+
+def test_the_digits_are_what_they_should_be():
+    mnist, uci = load_mnist5k(), load_uci()
+    assert (len(mnist), len(uci)) == (5000, 1797)
+    assert torch.bincount(mnist.labels).tolist() == [500] * 10
+    assert mnist.load(0, 1).shape == (1, 28, 28)
+    assert int(uci.load(0, 1).max()) > 200
+
+
+@pytest.fixture(scope="module")
+def open_digits():
+    """MNIST 0–5, and all ten digits of UCI."""
+    mnist, uci = load_mnist5k(), load_uci()
+    known = mnist.subset(mnist.labels < 6)
+    known = usfan.ImageData(
+        torch.stack([known.load(i, 1)[0] for i in range(len(known))]), labels=known.labels, classes=tuple("012345")
+    )
+    return usfan.train_source(known, backbone="digits-cnn", epochs=4, seed=0), uci
+
+
+def test_open_set_beats_source_only_by_fifteen_points(open_digits):
+    """Both are split by the same rule: the posterior's entropy."""
+    source, uci = open_digits
+    adapted, plain = (
+        usfan.adapt(source, uci, method, open_set=True, epochs=8, split="posterior-entropy")
+        for method in ("u-sfan", "source-only")
+    )
+    figures, before = (usfan.evaluate(model, uci, open_set=True) for model in (adapted, plain))
+    print(f"HOS {figures['hos']:.1f} against {before['hos']:.1f}")
+    assert figures["hos"] >= before["hos"] + 15
+    assert figures["unknown_rule"]["score"] == before["unknown_rule"]["score"] == "posterior-entropy"
+    together = adapted.predict(uci.subset(range(60)))
+    alone = [bool(adapted.predict(uci.subset([i])).unknown) for i in range(60)]
+    assert together.unknown.tolist() == alone
+    assert 0 < sum(alone) < 60
+
+
+def test_partial_set_runs_on_digits(open_digits):
+    source, uci = open_digits
+    some = uci.subset(uci.labels < 3)
+    model = usfan.adapt(source, some, "u-sfan+", partial_set=True, epochs=1)
+    assert model.passes.after.probs.shape == (len(some), 6)

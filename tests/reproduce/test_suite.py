@@ -1,0 +1,138 @@
+"""`usfan reproduce` end to end on look-alikes of every data set: all pairs, the table, resuming, and clear refusals."""
+
+import json
+import shutil
+
+import pytest
+
+from lookalikes import make
+from small_runs import TINY, usfan
+from usfan.data.catalogue import BENCHMARKS
+from usfan.models.model import SourceModel
+
+FAST = ("--backbone", "lenet", "--source-epochs", 1, "--epochs", 1, "--seeds", 0, *TINY)
+CLASSES = {"office31": None, "office-home": 27, "visda-c": None, "domainnet": 6, "digits": None, "cifar-stl": None}
+"""How many classes of each are copied; None is all."""
+
+
+def reproduce(name, data, out, *more) -> int:
+    return usfan("reproduce", name, "--data", data, "--out", out, "--allow-classes", *FAST, *more)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return make("digits", tmp_path_factory.mktemp("data") / "digits")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_pair_and_the_table(name, tmp_path, capsys):
+    root = make(name, tmp_path / "data", images=3, classes_limit=CLASSES[name])
+    out = tmp_path / "study"
+    methods = ("source-only", "u-sfan") if name == "domainnet" else ("source-only", "shot-im", "u-sfan")
+    assert reproduce(name, root, out, "--methods", *methods) == 0
+    benchmark = BENCHMARKS[name]
+    results = json.loads((out / "results.json").read_text())
+    assert [(r["task"], r["method"]) for r in results["rows"]] == [
+        (task, method)
+        for source in dict.fromkeys(s for s, _ in benchmark.pairs)
+        for task in benchmark.tasks
+        if task.startswith(f"{source}→")
+        for method in methods
+    ]
+    assert all(0 <= r[benchmark.metric] <= 100 for r in results["rows"])
+    sources = {s for s, _ in benchmark.pairs}
+    assert {p.name for p in (out / "models").iterdir()} == {f"{s}_0" for s in sources}
+    markdown = (out / "table.md").read_text()
+    for method in methods:
+        assert f"| {method} |" in markdown
+    assert markdown.strip() in capsys.readouterr().out
+    for file in ("table.tex", "table.json", "table.png", "study.json"):
+        assert (out / file).stat().st_size > 100
+    few = len(benchmark.pairs) <= 6
+    assert len(list(out.glob("entropy_*.png"))) == (len(benchmark.pairs) if few else 0)
+
+
+def test_cifar_stl_stands_beside_the_numbers_of_the_papers_text(tmp_path):
+    root = make("cifar-stl", tmp_path / "data")
+    assert reproduce("cifar-stl", root, tmp_path / "study", "--methods", "shot-im", "u-sfan") == 0
+    lines = (tmp_path / "study" / "table.md").read_text().splitlines()
+    assert "| shot-im, paper | 75.69 |" in lines
+    assert "| u-sfan, paper | 77.04 |" in lines
+    assert (tmp_path / "study" / "entropy_CIFAR9-STL9.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("office31", "open"), ("office-home", "open"), ("office-home", "partial")]
+)
+def test_open_and_partial_set(name, setting, tmp_path):
+    root = make(name, tmp_path / "data", images=2, classes_limit=CLASSES[name])
+    pair = {"office31": "D-W", "office-home": "A-C"}[name]
+    more = ("--methods", "source-only", "u-sfan", "--pairs", pair, f"--{setting}-set")
+    assert reproduce(name, root, tmp_path / "study", *more) == 0
+    results = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert (results["setting"], len(results["rows"])) == (setting, 2)
+    assert ("hos" in results["rows"][0]) == (setting == "open")
+    source = SourceModel.load(tmp_path / "study" / "models" / f"{pair[0]}_0")
+    assert len(source.classes) == {"office31open": 10, "office-homeopen": 25, "office-homepartial": 27}[name + setting]
+
+
+def test_a_finished_cell_is_never_run_twice(digits, tmp_path, capsys):
+    out = tmp_path / "study"
+    methods = ("--methods", "source-only", "u-sfan")
+    assert reproduce("digits", digits, out, *methods) == 0
+    files = [*(out / "cells").iterdir(), *(out / "models").rglob("*.safetensors")]
+    times = {file: file.stat().st_mtime_ns for file in files}
+    table = (out / "table.md").read_bytes()
+    (out / "cells" / "u-sfan_U-M_0.json").unlink()
+    capsys.readouterr()
+    assert reproduce("digits", digits, out, *methods) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert len(lines) == 1
+    assert "u-sfan U→M" in lines[0]
+    changed = {file.name for file in files if file.stat().st_mtime_ns != times[file]}
+    assert changed == {"u-sfan_U-M_0.json", "u-sfan_U-M_0.safetensors"}
+    assert (out / "table.md").read_bytes() == table
+    assert reproduce("digits", digits, out, "--methods", "source-only", "shot", "u-sfan") == 0  # one more method
+    assert "| shot |" in (out / "table.md").read_text()
+
+
+def refused(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert usfan(*arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_a_study_is_not_mixed_with_another(digits, tmp_path, capsys):
+    out = tmp_path / "study"
+    assert reproduce("digits", digits, out, "--methods", "source-only") == 0
+    line = refused(capsys, "reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST, "--lr", 0.5)
+    assert "other settings (adapt)" in line
+
+
+@pytest.mark.parametrize("damage", ["domain", "class", "count"])
+def test_what_is_wrong_with_the_data_is_named(tmp_path, capsys, damage):
+    root = make("office31", tmp_path / "data", images=2)
+    allow: tuple = ("--allow-counts",)
+    if damage == "domain":
+        shutil.rmtree(root / "webcam")
+        words = "webcam"
+    elif damage == "class":
+        (root / "dslr" / "mug").rename(root / "dslr" / "cup")
+        words = "cup"
+    else:
+        allow, words = (), "dslr holds 62 images, 498 expected"
+    line = refused(capsys, "reproduce", "office31", "--data", root, "--out", tmp_path / "study", *allow, *FAST)
+    assert words in line
+    assert "published at" in line
+    assert not (tmp_path / "study").exists()
+
+
+def test_other_mistakes(digits, tmp_path, capsys):
+    command = ("reproduce", "digits", "--data", digits, "--out", tmp_path / "study", "--allow-counts", *FAST)
+    assert "U-M" in refused(capsys, *command, "--pairs", "M-X")
+    assert "u-sfan+" in refused(capsys, *command, "--methods", "dann")
+    assert "open-set split" in refused(capsys, *command, "--open-set")
+    assert "did you mean" in refused(capsys, *command, "--backbone", "lenett")
+    assert not (tmp_path / "study" / "cells").exists()

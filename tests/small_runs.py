@@ -1,0 +1,64 @@
+"""Small data sets of coloured squares, and the command line called in this process."""
+
+import multiprocessing
+import multiprocessing.process
+from pathlib import Path
+
+from PIL import Image
+
+from lookalikes import picture
+from usfan.cli import main
+
+TINY = ("--device", "cpu", "--workers", "0")
+"""Flags of every run here: no decoding processes, which take longer to start than the run itself."""
+
+
+def class_folder(root: Path, *, classes: int = 3, images: int = 8, domain: int = 0, first: int = 0) -> Path:
+    """class-0/000.png …; the domain changes the brightness. Class k looks the same whatever `first` is."""
+    for label in range(first, first + classes):
+        folder = root / f"class-{label}"
+        folder.mkdir(parents=True)
+        for number in range(images):
+            Image.fromarray(picture(label, domain, number)).save(folder / f"{number:03}.png")
+    return root
+
+
+def usfan(*arguments: object) -> int:
+    """The exit code of `usfan ARGUMENTS`."""
+    try:
+        return main([str(a) for a in arguments])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+
+
+def train_tiny(data: Path, out: Path, *more: object) -> Path:
+    code = usfan(
+        "train", data, "--out", out, "--backbone", "digits-cnn", "--epochs", 2, "--batch-size", 8, *TINY, *more
+    )
+    assert code == 0
+    return out
+
+
+def adapt_tiny(source: Path, data: Path, out: Path, *more: object) -> Path:
+    code = usfan("adapt", source, data, "--out", out, "--epochs", 2, "--batch-size", 8, *TINY, *more)
+    assert code == 0
+    return out
+
+
+def child_main(arguments: list[str], threads: int = 1) -> None:
+    """What a process started by `in_child` does."""
+    import torch
+
+    torch.set_num_threads(threads)
+    raise SystemExit(main(arguments))
+
+
+def in_child(*arguments: object) -> multiprocessing.process.BaseProcess:
+    """`usfan ARGUMENTS` in a process of its own, forked from one that has everything imported: it starts at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["usfan.commands", "usfan.samples", "usfan.source", "torch.utils.tensorboard", "torch._dynamo"]
+    )
+    process = context.Process(target=child_main, args=([str(a) for a in arguments],))
+    process.start()
+    return process

@@ -1,0 +1,77 @@
+"""Stage 1: the same seed gives the same bits, and what cannot be trained on is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import usfan
+from lookalikes import picture
+from usfan.errors import ConfigError, DataError
+
+TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
+
+
+def squares(classes: int = 3, images: int = 8, domain: int = 0) -> usfan.ImageData:
+    labels = np.tile(np.arange(classes), images)
+    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
+    return usfan.ImageData(pixels, labels=labels, classes=[f"class-{i}" for i in range(classes)], name="squares")
+
+
+def test_same_seed_same_bits_and_another_seed_others():
+    models = [usfan.train_source(squares(), seed=seed, **TINY) for seed in (3, 3, 4)]
+    first, same, other = ({k: v.clone() for k, v in m.classifier.state_dict().items()} for m in models)
+    assert all(torch.equal(first[k], same[k]) for k in first)
+    assert not all(torch.equal(first[k], other[k]) for k in first)
+    for name, tensor in models[0].posterior.tensors().items():
+        assert torch.equal(tensor, models[1].posterior.tensors()[name]), name
+
+
+def test_it_learns_and_knows_its_classes():
+    model = usfan.train_source(squares(images=40), **{**TINY, "epochs": 12})
+    assert model.classes == ("class-0", "class-1", "class-2")
+    figures = usfan.evaluate(model, squares(images=10))
+    assert figures["accuracy"] > 90
+    assert model.summary["prior_precision"] == model.posterior.prior_precision > 0
+
+
+def test_the_prior_of_the_posterior():
+    assert usfan.train_source(squares(), **TINY, prior=3.5).posterior.prior_precision == pytest.approx(3.5)
+    assert usfan.train_source(squares(), **TINY, preset="paper").posterior.prior_precision == pytest.approx(5e-4)
+    decay = usfan.train_source(squares(), **TINY, prior="weight-decay", weight_decay=0.01)
+    assert decay.posterior.prior_precision == pytest.approx(24 * 0.01)
+
+
+def empty_class() -> usfan.ImageData:
+    data = squares()
+    return data.subset(data.labels != 1)
+
+
+def one_class() -> usfan.ImageData:
+    return squares(classes=1)
+
+
+def no_labels() -> usfan.ImageData:
+    return squares().without_labels()
+
+
+@pytest.mark.parametrize(("make", "words"), [(empty_class, "class-1"), (one_class, "one class"), (no_labels, "labels")])
+def test_data_that_is_refused(make, words):
+    with pytest.raises(DataError, match=words):
+        usfan.train_source(make(), **TINY)
+
+
+def test_no_images_at_all():
+    with pytest.raises(DataError):
+        usfan.train_source(np.zeros((0, 28, 28), dtype=np.uint8), **TINY)
+
+
+@pytest.mark.parametrize("settings", [{"prior": -1.0}, {"backbone": "resnet5"}, {"epoch": 3}])
+def test_settings_that_are_refused(settings):
+    with pytest.raises(ConfigError):
+        usfan.train_source(squares(), **{**TINY, **settings})
+
+
+def test_two_images_are_enough_and_a_last_batch_of_one_is_left_out():
+    data = squares(classes=2, images=9)
+    usfan.train_source(data.subset([0, 1]), **TINY, validation_share=0)
+    usfan.train_source(data.subset(range(17)), **TINY, validation_share=0)
