@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores: threads of one would wait for those of the other
 
 import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
