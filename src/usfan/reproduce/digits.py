@@ -94,7 +94,7 @@ def run_demo(out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False)
         Console().print(demo_table(pair, metrics[pair]))
     seconds = time.perf_counter() - started
     Console(stderr=True).print(
-        f"{report}: the report; {out}: figures, pictures, models ({seconds:.0f} s)", markup=False
+        f"{report}: the report; {out}: figures, pictures, models ({seconds:.0f} s)", markup=False, soft_wrap=True
     )
     return metrics
 

@@ -91,10 +91,11 @@ class Suite:
         settings = {"guard": False, **settings}
         config = make_config(AdaptConfig, settings)
         setting = "open" if config.open_set else "partial" if config.partial_set else "closed"
+        found.class_split(setting)
         return cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
 
     def run(self) -> Table:
-        self.claim()
+        self.check_folder()
         total = len(self.seeds) * len(self.pairs) * len(self.methods)
         from usfan.progress import console
 
@@ -111,17 +112,13 @@ class Suite:
                 )
         return self.finish()
 
-    def claim(self) -> None:
+    def check_folder(self) -> None:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
         path, own = self.out / "study.json", self.describe()
-        if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            changed = [k for k in ("benchmark", "setting", "adapt", "source") if before.get(k) != own[k]]
-            if changed:
-                raise ConfigError(
-                    f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?"
-                )
-        write_json(path, own)
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else own
+        changed = [k for k in ("benchmark", "setting", "adapt", "source") if before.get(k) != own[k]]
+        if changed:
+            raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
     def cells(self) -> Iterator[tuple[int, str, str, str]]:
         """Source by source, so that a model is loaded once and its targets follow each other."""
@@ -180,6 +177,7 @@ class Suite:
         store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, part="source")
         model = train_source(store, runtime=self.runtime, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
+        write_json(self.out / "study.json", self.describe())
         model.save(folder)
 
     def store(self, domain: str, split: str, model: SourceModel, *, part: str) -> PixelStore:
@@ -213,6 +211,7 @@ class Suite:
         metric = "os" if self.setting == "open" else self.benchmark.metric
         title = f"{self.benchmark.title}, {self.setting} set"
         table = Table.build(rows, title=title, benchmark=self.benchmark.name, setting=self.setting, metric=metric)
+        write_json(self.out / "study.json", self.describe())
         write_json(self.out / "results.json", {**self.describe(), "rows": rows})
         write_text(self.out / "table.md", table.to_markdown() + "\n")
         write_text(self.out / "table.tex", table.to_latex() + "\n")
