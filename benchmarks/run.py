@@ -14,9 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 import posterior
+import startup
+import throughput
 from measure import Row
 
-SUITES: dict[str, Callable[[], Iterable[Row]]] = {"posterior": posterior.suite}
+SUITES: dict[str, Callable[[], Iterable[Row]]] = {
+    "posterior": posterior.suite,
+    "startup": startup.suite,
+    "throughput": throughput.suite,
+}
 
 
 def table(name: str, rows: list[Row]) -> Table:
@@ -55,7 +61,11 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; all of them by default")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     parser.add_argument("--threads", type=int, help="CPU threads; steady figures on a busy machine need 1")
+    parser.add_argument("--data", help="folder of class folders with JPEGs, for throughput")
+    parser.add_argument("--backbones", nargs="+", help="for throughput; resnet50 and tf_efficientnet_lite0 by default")
+    parser.add_argument("--weights", default="auto", help="pretrained weights of EfficientNet-Lite, for throughput")
     options = parser.parse_args()
+    throughput.SETTINGS |= {k: getattr(options, k) for k in throughput.SETTINGS if getattr(options, k)}
     unknown = [name for name in options.suites if name not in SUITES]
     if unknown:
         parser.error(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
@@ -67,6 +77,7 @@ def main() -> None:
         with console.status(name) as status:
             for row in SUITES[name]():
                 rows.append(row)
+                print(row.group, row.case, row.value, row.unit, row.note, flush=True)
                 status.update(f"{name}: {row.group}, {row.case}")
         console.print(table(name, rows))
         results[name] = [asdict(row) for row in rows]

@@ -103,7 +103,7 @@ def test_optimiser_goes_on_where_it_stopped() -> None:
 
 @pytest.mark.parametrize("count", [2, 31, 32, 33, 34, 96, 97, 101])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_epoch_batches_partition_the_epoch(count: int, world: int) -> None:
+def test_epoch_batches_hold_every_sample_and_are_of_one_size(count: int, world: int) -> None:
     shards = [
         list(epoch_batches(count, 32, 7, 2, dataclasses.replace(CPU, rank=rank, world=world))) for rank in range(world)
     ]
@@ -114,10 +114,16 @@ def test_epoch_batches_partition_the_epoch(count: int, world: int) -> None:
         parts = [shard[number] for shard in shards]
         assert all(total == size == len(batch) for _, total in parts)
         assert torch.cat([rows for rows, _ in parts]).sort().values.equal(batch.sort().values)
-    left_out = 1 if count % 32 == 1 else 0
     seen = torch.cat([batch for batch, _ in whole])
-    assert len(seen.unique()) == len(seen) == count - left_out
-    assert min(size for _, size in whole) >= 2
+    assert seen.unique().tolist() == list(range(count))
+    assert len(seen) == len(whole) * min(32, count)
+    assert {size for _, size in whole} == {min(32, count)}
+    assert all(len(batch.unique()) == len(batch) for batch, _ in whole)
+
+
+def test_fewer_than_two_samples_make_no_batch() -> None:
+    assert count_batches(1, 32) == count_batches(0, 32) == 0
+    assert list(epoch_batches(1, 32, 7, 2, CPU)) == []
 
 
 def test_order_changes_with_epoch_and_seed_only() -> None:

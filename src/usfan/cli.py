@@ -7,9 +7,12 @@ Flags come from the fields of the config dataclasses, their help from the fields
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from usfan import __version__
@@ -76,7 +79,12 @@ def build_parser() -> Parser:
     sub.add_argument("--head", default=argparse.SUPPRESS, help="Name of its final Linear, where timm does not say.")
     sub.add_argument("--prior", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["prior"])
     sub.add_argument("--damping", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["damping"])
-    add_run(sub, resume=False)
+    sub.add_argument(
+        "--weight-decay",
+        default=argparse.SUPPRESS,
+        help="Of the training, for --prior weight-decay; as stored if not given.",
+    )
+    add_run(sub)
     add_data(sub)
 
     sub = command("adapt", "Adapt a source model to unlabelled images.", AdaptConfig)
@@ -120,6 +128,7 @@ def build_parser() -> Parser:
     sub.add_argument("--data", default=argparse.SUPPRESS, metavar="ROOT", help="Folder of the data set.")
     sub.add_argument("--methods", nargs="+", default=argparse.SUPPRESS, help="Default: all.")
     sub.add_argument("--seeds", nargs="+", type=int, default=argparse.SUPPRESS, help="Default: 2019 2020 2021.")
+    sub.add_argument("--jobs", type=int, default=argparse.SUPPRESS, help="Processes side by side; default 1.")
     sub.add_argument("--pairs", nargs="+", default=argparse.SUPPRESS, metavar="A-B", help="Only these tasks.")
     sub.add_argument("--backbone", default=argparse.SUPPRESS, help="Another network than the benchmark's own.")
     sub.add_argument("--pretrained", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["pretrained"])
@@ -134,14 +143,16 @@ def build_parser() -> Parser:
     return parser
 
 
-def add_run(parser: argparse.ArgumentParser, *, resume: bool = True) -> None:
+def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="Run folder: settings, figures, log and the model.")
-    if resume:
-        parser.add_argument(
-            "--resume", action="store_true", default=argparse.SUPPRESS, help="Go on with an interrupted run."
-        )
     parser.add_argument(
-        "--private", action="store_true", default=argparse.SUPPRESS, help="Leave the training summary out of the model."
+        "--resume", action="store_true", default=argparse.SUPPRESS, help="Go on with an interrupted run."
+    )
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="Leave out paths, file names and, of train and posterior, settings, log and training figures.",
     )
 
 
@@ -164,12 +175,28 @@ def read_settings(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             with open(path, encoding="utf-8") as file:
                 loaded = yaml.safe_load(file)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"--config {path}: must hold names and values")
         settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
+        for name, value in settings.items():
+            if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
+                raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
+        if "root" in arguments:
+            check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
     return {**settings, **{k: {"on": True, "off": False}.get(v, v) if k in ON_OFF else v for k, v in arguments.items()}}
+
+
+def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
+    """Under --root, the paths in a config file may not leave it: the file may be a stranger's."""
+    from usfan.data.lists import inside
+
+    for name in ("cache", "pretrained", "out", "data"):
+        value = settings.get(name)
+        named = name == "pretrained" and value in ("auto", "none", "offline", "timm")
+        if isinstance(value, str) and not named and not inside(os.path.abspath(value), root):
+            raise ConfigError(f"--config {file}: {name}: {value} leaves the root {root}")
 
 
 ON_OFF = {f.name for kind in (TrainConfig, AdaptConfig) for f in dataclasses.fields(kind) if f.type == "bool"}
@@ -186,7 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_settings(arguments)
         from usfan import commands
 
-        commands.COMMANDS[name](settings)
+        with quiet_threads():
+            commands.COMMANDS[name](settings)
     except UsfanError as error:
         print(f"usfan {name}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -199,9 +227,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def quiet_threads() -> Iterator[None]:
+    """The thread that writes curves raises what went wrong in the main thread too: it is said there, once."""
+    before = threading.excepthook
+
+    def hook(given: threading.ExceptHookArgs) -> None:
+        if not issubclass(given.exc_type, OSError):
+            before(given)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def fault_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config, unknown_setting
 from usfan.errors import ConfigError
-from usfan.progress import bar, console, step_progress
+from usfan.progress import bar, console, print_metrics, say_skipped, step_progress
 
 
 def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -52,25 +53,6 @@ def open_runtime(settings: dict[str, Any], *, several: bool = False) -> Any:
     return runtime
 
 
-def say_skipped(skipped: Any) -> None:
-    from usfan.data.stream import report_skipped
-
-    if skipped:
-        console.print(report_skipped(skipped), style="yellow", markup=False)
-
-
-def print_metrics(metrics: dict[str, Any], title: str) -> None:
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in metrics.items():
-        if isinstance(value, (int, float)):
-            table.add_row(name, f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}")
-    console.print(table)
-
-
 def train(settings: dict[str, Any]) -> None:
     from usfan.run import open_run
     from usfan.source import train_source
@@ -94,8 +76,13 @@ def train(settings: dict[str, Any]) -> None:
             )
         if runtime.rank == 0:
             model.save(run.path, private=private)
-            run.save_metrics({"classes": len(model.classes), "images": len(data), **model.summary})
+            if private:
+                run.withhold()
+            shown_summary = {} if private else model.summary
+            counts = {"images": len(data), "skipped": len(data.unreadable)}
+            run.save_metrics({"classes": len(model.classes), **counts, **shown_summary})
             run.drop_checkpoints()
+            say_skipped(data, run, private=private)
             print_metrics(model.summary, f"{out}: source model, {len(model.classes)} classes")
 
 
@@ -105,15 +92,20 @@ def posterior(settings: dict[str, Any]) -> None:
     from usfan.run import open_run
 
     out, model_path, data_path = settings.pop("out"), settings.pop("model"), settings.pop("data")
-    private = bool(settings.pop("private", False))
+    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
     settings.pop("seed", None)
     data = open_data(settings, data_path)
     backbone, head = settings.pop("backbone", None), settings.pop("head", None)
-    options = make_config(TrainConfig, {k: settings.pop(k) for k in ("prior", "damping") if k in settings})
+    given: dict[str, Any] = {k: settings.pop(k) for k in ("prior", "damping", "weight_decay") if k in settings}
+    options = make_config(TrainConfig, given)
     runtime = open_runtime(settings, several=True)
     fitted: dict[str, Any] = {"prior": options.prior, "damping": options.damping}
+    fitted["weight_decay"] = options.weight_decay if "weight_decay" in given else None
     recorded = {"model": model_path, "data": data_path, "backbone": backbone, **fitted}
-    with open_run(runtime, out, recorded, command="posterior") as run:
+    with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
+        if run.finished() is not None:
+            console.print(f"{out} is finished already", markup=False)
+            return
         if Path(model_path).is_dir():
             model = refit_posterior(SourceModel.load(model_path), data, runtime, **fitted)
         else:
@@ -126,13 +118,20 @@ def posterior(settings: dict[str, Any]) -> None:
             "log_evidence": model.posterior.log_evidence,
             "effective_parameters": model.posterior.effective_parameters,
             "count": model.posterior.count,
+            "skipped": len(data.unreadable),
         }
+        if private:
+            run.withhold()
+            del figures["log_evidence"]  # the log-likelihood of the labels is in it
         run.save_metrics(figures)
+        say_skipped(data, run, private=private)
         print_metrics(figures, f"{out}: posterior")
 
 
 def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.ahead import decoding
+    from usfan.models.artifact import load_config
     from usfan.models.model import SourceModel
     from usfan.run import open_run
     from usfan.samples import adaptation_metrics, save_samples
@@ -143,9 +142,9 @@ def adapt(settings: dict[str, Any]) -> None:
     values = take(settings, AdaptConfig)
     config = make_config(AdaptConfig, values)
     runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
-    source = SourceModel.load(source_path)
+    stored = load_config(source_path)
     if data.labels is not None:
-        data.match_classes(source.classes, open_set=config.open_set)
+        data.match_classes(stored.classes, open_set=config.open_set)
     runtime = open_runtime(settings, several=True)
     recorded = {"source": source_path, "data": data_path, **dataclasses.asdict(config), **runtime_values}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
@@ -153,17 +152,21 @@ def adapt(settings: dict[str, Any]) -> None:
             run.drop_checkpoints()
             console.print(f"{out} is finished already", markup=False)
             return
+        with decoding(data.without_labels(), stored.spec, runtime) as decoded:
+            source = SourceModel.load(source_path)
+            store = decoded()
         with bar("adapting", unit="images") as shown:
-            model = run_adaptation(
-                source, data, runtime=runtime, run=run, progress=step_progress(shown, config.batch_size), **values
-            )
+            progress = step_progress(shown, config.batch_size)
+            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
             metrics = adaptation_metrics(model, data, open_set=config.open_set)
             save_samples(run.path, model, data, private=private)
+            if private:
+                run.withhold("source", "data", "cache")
             run.save_metrics(metrics)
             run.drop_checkpoints()
-            say_skipped(model.passes.skipped if model.passes is not None else [])
+            say_skipped(data, run, private=private)
             console.print(f"{config.method}: {model.history['guard']['reason']}", markup=False)
             if "after" in metrics:
                 shift = {
@@ -176,8 +179,9 @@ def adapt(settings: dict[str, Any]) -> None:
 
 def evaluate(settings: dict[str, Any]) -> None:
     from usfan.evaluation.evaluate import evaluate as run_evaluation
+    from usfan.evaluation.share import first_speaks
     from usfan.models.model import SourceModel
-    from usfan.run import RunFolder
+    from usfan.run import open_run
 
     out, model_path, data_path = settings.pop("out", None), settings.pop("model"), settings.pop("data")
     open_set = bool(settings.pop("open_set", False))
@@ -185,23 +189,25 @@ def evaluate(settings: dict[str, Any]) -> None:
     data = open_data(settings, data_path)
     model = SourceModel.load(model_path)
     runtime = open_runtime(settings, several=True)
-    skipped: list = []
-    with bar("evaluating", len(data)) as shown:
-        metrics = run_evaluation(
-            model, data, open_set=open_set, runtime=runtime, progress=shown.advance, skipped=skipped
-        )
-    if runtime.rank:
-        return
-    say_skipped(skipped)
-    if out is not None:
-        with RunFolder(out, {"model": model_path, "data": data_path, "open_set": open_set}, command="evaluate") as run:
+    recorded = {"model": model_path, "data": data_path, "open_set": open_set}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(first_speaks(runtime))
+        run = None if out is None else stack.enter_context(open_run(runtime, out, recorded, command="evaluate"))
+        with bar("evaluating", len(data)) as shown:
+            metrics = run_evaluation(model, data, open_set=open_set, runtime=runtime, progress=shown.advance)
+        if runtime.rank:
+            return
+        figures = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
+        if run is not None:
             run.save_metrics(metrics)
-            run.log("evaluated", **{k: v for k, v in metrics.items() if isinstance(v, (int, float))})
+            run.log("evaluated", **figures)
+        say_skipped(data, run)
     print_metrics(metrics, f"{model_path} on {data_path}")
-    print(json.dumps({k: v for k, v in metrics.items() if isinstance(v, (int, float))}))
+    print(json.dumps(figures))
 
 
 def predict(settings: dict[str, Any]) -> None:
+    from usfan.evaluation.share import first_speaks
     from usfan.models.model import SourceModel
     from usfan.selective import write_predictions
 
@@ -211,13 +217,12 @@ def predict(settings: dict[str, Any]) -> None:
         raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
     settings.pop("seed", None)
     data = open_data(settings, data_path)
-    runtime = open_runtime(settings)
-    nothing_left(settings)
-    model = SourceModel.load(model_path).to(runtime.device)
-    with bar("predicting", len(data)) as shown:
-        skipped = write_predictions(out, model, data, coverage, workers=runtime.workers, progress=shown.advance)
-    say_skipped(skipped)
-    console.print(f"{out}: {len(data) - len(skipped)} predictions", markup=False)
+    model = SourceModel.load(model_path)
+    runtime = open_runtime(settings, several=True)
+    with first_speaks(runtime), bar("predicting", len(data)) as shown:
+        count = write_predictions(out, model.to(runtime.device), data, coverage, runtime, shown.advance)
+    say_skipped(data)
+    console.print(f"{out}: {count} predictions", markup=False)
 
 
 def report(settings: dict[str, Any]) -> None:
@@ -257,12 +262,14 @@ def methods(settings: dict[str, Any]) -> None:
 
 def demo(settings: dict[str, Any]) -> None:
     from usfan.reproduce.digits import run_demo
+    from usfan.run import folder_lock
 
     out = Path(settings.pop("out", "runs/demo"))
     seed = make_config(AdaptConfig, take(settings, AdaptConfig)).seed
     runtime = open_runtime(settings)
     nothing_left(settings)
-    run_demo(out, runtime=runtime, seed=seed)
+    with folder_lock(out):
+        run_demo(out, runtime=runtime, seed=seed)
 
 
 def reproduce(settings: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,11 +37,14 @@ class RuntimeConfig:
     """Processes that decode images; chosen by the machine when not given."""
     cache: str | None = None
     """Folder where decoded images are kept between runs; none are kept when not given."""
+    decode: str = "cpu"
+    """cpu, or gpu: JPEG files are decoded by the GPU, faster and to slightly other pixels (train, adapt, posterior)."""
 
     def __post_init__(self) -> None:
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("precision", self.precision, ("auto", "32", "bf16"))
         one_of("compile", self.compile, ("auto", "graph", "on", "off"))
+        one_of("decode", self.decode, ("cpu", "gpu"))
         at_least("devices", self.devices, 1)
         at_least("nodes", self.nodes, 1)
 
@@ -156,8 +160,13 @@ class AdaptConfig(OptimiserConfig):
     """Where pseudo-labels come from: centroid (recipe), posterior-centroid, or propagation over neighbours."""
     weigh_pseudo_labels: bool = False
     """Weigh the pseudo-label loss by certainty too."""
-    diversity_memory: float = 0.0
-    """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's."""
+    balance: bool | None = None
+    """Divide the weights by their mean within each predicted class; the method's own when not given."""
+    diversity_memory: float | None = None
+    """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
+    the method's own when not given."""
+    weigh_diversity: bool = False
+    """Weigh the mean prediction in L_div by certainty too."""
     batch_norm: str = "train"
     """BatchNorm while adapting: train (statistics of the batch) or frozen (the source's)."""
     open_set: bool = False
@@ -167,6 +176,9 @@ class AdaptConfig(OptimiserConfig):
     split: str | None = None
     """Score that tells known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax or
     energy; the method's own when not given."""
+    separation: float = 0.0
+    """Open set: weight of raising the entropy of samples judged unknown, with L_div over the known ones and the first
+    split made under the target's BatchNorm statistics; 0: as the recipe."""
     guard: bool = True
     """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
     preset: str = "default"
@@ -189,7 +201,9 @@ class AdaptConfig(OptimiserConfig):
         at_least("neighbours", self.neighbours, 0)
         at_least("neighbour_weight", self.neighbour_weight, 0)
         at_least("weight_power", self.weight_power, 0)
-        between("diversity_memory", self.diversity_memory, 0, 0.999)
+        at_least("separation", self.separation, 0)
+        if self.diversity_memory is not None:
+            between("diversity_memory", self.diversity_memory, 0, 0.999)
         one_of("batch_norm", self.batch_norm, ("train", "frozen"))
         one_of("preset", self.preset, ("default", "paper"))
         if self.damping is not None:
@@ -206,9 +220,12 @@ PRESETS: dict[tuple[type, str], dict[str, Any]] = {
         "prior": 5e-4,
         "refresh": "step",
         "normalise_weights": False,
+        "balance": False,
+        "diversity_memory": 0.0,
         "objective_scale": 1.0,
         "guard": False,
         "split": "entropy",
+        "separation": 0.0,
     },
 }
 
@@ -237,8 +254,10 @@ def convert(item: dataclasses.Field, value: Any) -> Any:
     if kind.startswith("bool"):
         if isinstance(value, bool):
             return value
-        raise ConfigError(f"{item.name} must be true or false; got {value!r}")
+        raise ConfigError(f"{item.name} must be true or false; got {reprlib.repr(value)[:80]}")
     if "str" in kind and "float" not in kind:
+        if not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{item.name} must be a text; got {reprlib.repr(value)[:80]}")
         return str(value)
     try:
         if "str" in kind:
@@ -252,7 +271,7 @@ def convert(item: dataclasses.Field, value: Any) -> Any:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(
-            f"{item.name} must be {'a whole number' if 'int' in kind else 'a number'}; got {value!r}"
+            f"{item.name} must be {'a whole number' if 'int' in kind else 'a number'}; got {reprlib.repr(value)[:80]}"
         ) from None
 
 

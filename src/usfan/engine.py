@@ -20,6 +20,7 @@ from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, test_view, train_view
 from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier
+from usfan.progress import bar
 from usfan.run import Checkpoint, RunFolder
 from usfan.runtime import Runtime, permutation
 
@@ -29,6 +30,8 @@ WARM_UP = 3
 WORTH_CAPTURING = 50
 WORTH_COMPILING = 30_000
 """Steps from which capturing and compiling pay under compile="auto"."""
+TRY_KERNELS = False
+"""Let cuDNN time its kernels for compiled steps."""
 
 
 class Stepper:
@@ -103,18 +106,23 @@ class Feeder:
         return train_view(staged, rows, samples, self.spec, self.seed, self.epoch)
 
 
-def engine_store(images: Any, spec: InputSpec, runtime: Runtime) -> PixelStore:
+def engine_store(
+    images: Any, spec: InputSpec, runtime: Runtime, progress: Callable[[int], None] | None = None
+) -> PixelStore:
     """The decoded images of a data set, at the size that the network's views start from; a store is taken as it is."""
     if isinstance(images, PixelStore):
         return images
-    return open_store(
-        images,
-        size=spec.resize,
-        channels=spec.channels,
-        device=runtime.device,
-        cache_dir=runtime.cache,
-        workers=runtime.workers,
-    )
+    with bar("decoding", len(images)) as shown:
+        return open_store(
+            images,
+            size=spec.resize,
+            channels=spec.channels,
+            device=runtime.device,
+            cache_dir=runtime.cache,
+            workers=runtime.workers,
+            progress=progress or shown.advance,
+            decode=runtime.decode,
+        )
 
 
 def worth_compiling(runtime: Runtime, steps: int) -> bool:
@@ -134,7 +142,7 @@ def forward(
     """(features, logits) in float32, whatever the precision of the network."""
     if runtime.device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last)
-        torch.backends.cudnn.benchmark = compiled  # worth its seconds for the batch size that recurs
+        torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
     with runtime.autocast():
         features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
     features = features.float()
@@ -164,19 +172,23 @@ def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | Non
 
 
 def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, runtime: Runtime) -> Iterator[tuple[Tensor, int]]:
-    """This process's rows of each global batch, with the size of the global batch. A last batch of one is left out."""
+    """This process's rows of each global batch, with the size of the global batch.
+
+    The last batch is filled up with the first samples of the epoch: batches are all of one size, which a GPU sets up
+    once (seconds for each new size), and the diversity of a handful of samples is never asked for.
+    """
     order = permutation(count, seed, epoch)
     if runtime.device.type == "cuda":
         order = order.to(runtime.device)
-    for start in range(0, count, batch_size):
-        batch = order[start : start + batch_size]
-        if len(batch) >= 2:
-            yield batch[runtime.rank :: runtime.world], len(batch)
+    size = min(batch_size, count)
+    batches = count_batches(count, batch_size)
+    order = torch.cat([order, order[: batches * size - count]])
+    for start in range(0, batches * size, size):
+        yield order[start : start + size][runtime.rank :: runtime.world], size
 
 
 def count_batches(count: int, batch_size: int) -> int:
-    full, rest = divmod(count, batch_size)
-    return full + (rest >= 2)
+    return 0 if count < 2 else -(-count // batch_size)
 
 
 def set_mode(classifier: nn.Module, *, training: bool, batch_norm: str = "train") -> None:
@@ -207,11 +219,20 @@ def forward_store(
     parts: list[tuple[Tensor, Tensor]] = []
     own = range(runtime.rank * batch_size, count, runtime.world * batch_size)
     for start in own:
-        images = test_view(store.batch(rows[start : start + batch_size], runtime.device), spec)
-        parts.append(forward(classifier, images, runtime))
+        batch = rows[start : start + batch_size]
+        images = test_view(store.batch(pad_rows(batch, batch_size, runtime), runtime.device), spec)
+        features, logits = forward(classifier, images, runtime)
+        parts.append((features[: len(batch)], logits[: len(batch)]))
     if runtime.world == 1:
         return torch.cat([f for f, _ in parts]), torch.cat([z for _, z in parts])
     return gather_parts(classifier, parts, list(own), count, runtime)
+
+
+def pad_rows(rows: Tensor, size: int, runtime: Runtime) -> Tensor:
+    """On a GPU, `size` rows, the last one repeated: a new batch size costs it seconds. Elsewhere as they are."""
+    if runtime.device.type != "cuda" or len(rows) == size:
+        return rows
+    return torch.cat([rows, rows[-1:].expand(size - len(rows))])
 
 
 def gather_parts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def attach_posterior(
     The module given is copied. Data without labels will do: the posterior needs features and logits only.
     """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
     data = as_images(data)
     spec = spec or module_spec(module)
     module = copy_module(module).to(engine.device)
@@ -53,9 +55,9 @@ def attach_posterior(
         raise DataError(f"{what}: give the data its classes= in the module's order")
     posterior = fit_posterior(classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping)
     architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
-    return SourceModel(
-        classifier.eval(), posterior, classes, spec, architecture, {"prior_precision": posterior.prior_precision}
-    )
+    summary = {"prior_precision": posterior.prior_precision}
+    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
+    return SourceModel(classifier.eval(), posterior, classes, spec, architecture, summary)
 
 
 def module_spec(module: nn.Module) -> InputSpec:
@@ -70,17 +72,35 @@ def module_spec(module: nn.Module) -> InputSpec:
     return InputSpec()
 
 
+def needs_weight_decay(prior: float | str, weight_decay: object, model: str) -> None:
+    """Raise where the prior is to come from a weight decay that no one knows; before any image is decoded."""
+    number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+    if prior == "weight-decay" and not (number and 0 < float(weight_decay) < math.inf):  # type: ignore[arg-type]
+        what = "is not stored with" if weight_decay is None else f"is {weight_decay!r} for"
+        raise ConfigError(f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay")
+
+
 def refit_posterior(
-    model: SourceModel, data: ImageData, runtime: Runtime, *, prior: float | str, damping: str
+    model: SourceModel,
+    data: ImageData,
+    runtime: Runtime,
+    *,
+    prior: float | str,
+    damping: str,
+    weight_decay: float | None = None,
 ) -> SourceModel:
-    """The same network; a new posterior from this data."""
+    """The same network; a new posterior from this data. The weight decay is the one stored, where none is given."""
+    if weight_decay is None:
+        weight_decay = model.summary.get("weight_decay")
+    needs_weight_decay(prior, weight_decay, "the model")
     if data.labels is not None:
         data = data.match_classes(model.classes)
     spec = model.spec
     store = engine_store(data, spec, runtime)
     model.to(runtime.device)
-    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, damping=damping)
+    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, weight_decay=weight_decay, damping=damping)
     summary = {**model.summary, "prior_precision": posterior.prior_precision}
+    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
     return dataclasses.replace(model, posterior=posterior, summary=summary)
 
 
@@ -93,6 +113,7 @@ def from_state_dict(
     head: str | None,
     prior: float | str,
     damping: str,
+    weight_decay: float | None = None,
 ) -> SourceModel:
     """A timm classifier from its weights; the classes are those of the data, in its order."""
     file = Path(path)
@@ -100,6 +121,7 @@ def from_state_dict(
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
         raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
+    needs_weight_decay(prior, weight_decay, path)
     state = read_state(file)
     module = timm_model(backbone)
     name = head or guess_head(module)
@@ -113,4 +135,6 @@ def from_state_dict(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    return attach_posterior(module, data, head=head, prior=prior, damping=damping, runtime=runtime)
+    return attach_posterior(
+        module, data, head=head, prior=prior, damping=damping, weight_decay=weight_decay, runtime=runtime
+    )

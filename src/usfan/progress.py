@@ -1,15 +1,21 @@
-"""Progress on the terminal: a bar with images/s and time left, shown once something takes longer than two seconds."""
+"""What a command shows on the terminal: a bar with images/s and time left, the figures, the images it left out.
+
+A bar appears once something takes longer than two seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PATIENCE = 2.0
+NAMED = 50
+"""Unreadable images that are named on the terminal; all of them are in log.jsonl."""
 console = Console(stderr=True)
 
 
@@ -19,6 +25,7 @@ class Bar:
     def __init__(self, label: str, total: int | None, unit: str = "images") -> None:
         self.label, self.total, self.unit = label, total, unit
         self.started, self.done = time.monotonic(), 0
+        self.first: tuple[float, int] | None = None
         self.display: Progress | None = None
 
     def advance(self, count: int = 1) -> None:
@@ -26,8 +33,9 @@ class Bar:
 
     def set(self, done: int, total: int | None = None, note: str = "") -> None:
         self.done, self.total = done, total or self.total
-        elapsed = time.monotonic() - self.started
-        if self.display is None and elapsed > PATIENCE and console.is_terminal:
+        now = time.monotonic()
+        self.first = self.first or (now, done)  # the rate leaves out what came before the work
+        if self.display is None and now - self.started > PATIENCE and console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -38,7 +46,8 @@ class Bar:
             self.display.start()
             self.task = self.display.add_task(self.label, total=self.total, rate="")
         if self.display is not None:
-            rate = f"{done / max(elapsed, 1e-9):.0f} {self.unit}/s {note}"
+            since, before = self.first
+            rate = f"{(done - before) / max(now - since, 1e-9):.0f} {self.unit}/s {note}"
             self.display.update(self.task, completed=done, total=self.total, rate=rate)
 
     def close(self) -> None:
@@ -60,3 +69,26 @@ def step_progress(shown: Bar, batch_size: int) -> Callable[[int, int, dict[str, 
     return lambda done, total, figures: shown.set(
         done * batch_size, total * batch_size, f"lr {figures.get('lr', 0):.1e}"
     )
+
+
+def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
+    """Name the images that could not be read, and count them; the log of a run that is not private holds them all."""
+    from usfan.data.stream import report_skipped
+
+    logged = run is not None and not private
+    for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if data.unreadable and logged:
+        run.log("skipped", count=len(data.unreadable), files=data.unreadable)
+
+
+def print_metrics(metrics: dict[str, Any], title: str) -> None:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        if isinstance(value, (int, float)):
+            table.add_row(name, f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}")
+    console.print(table)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from usfan.errors import ArtifactError, ConfigError, UsfanError
 from usfan.runtime import Runtime
 
 CHECKPOINTS = "checkpoint"
+WITHHELD = "(withheld)"
+"""What stands in config.yaml of a private run in place of a path."""
 Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
 """Epochs done, tensors, and the rest as JSON."""
 
@@ -28,7 +31,10 @@ Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
 def whole_file(path: Path) -> Iterator[Path]:
     """Write to the yielded path; it becomes `path` in one step, on disk, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     os.close(handle)
     part = Path(name)
     try:
@@ -43,6 +49,10 @@ def whole_file(path: Path) -> Iterator[Path]:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+    except OSError as error:
+        if error.filename not in (None, name):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -57,11 +67,60 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     ready = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     with whole_file(path) as part:
-        save_file(ready, part, metadata)
+        try:
+            save_file(ready, part, metadata)
+        except SafetensorError as error:  # it hides the system's number in its text
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def lock_folder(folder: Path) -> int:
+    """The handle of the folder's lock, which holds until it is closed; a dead process's lock does not count."""
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise ConfigError(f"{folder} is in use by another process: wait for it, or choose another --out") from None
+        raise
+    return lock
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Only this process writes to the folder; what killed writers left in it is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    try:
+        for inner in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
+            remove_parts(inner)
+        yield
+    finally:
+        os.close(lock)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what killed writers of `whole_file` left here. Only for the holder of the lock."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
+def mend_log(path: Path) -> None:
+    """Cut off a last line that was only half written: a disk that was full, a machine that stopped."""
+    if not path.is_file():
+        return
+    with open(path, "rb+") as file:
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
 
 
 class RunFolder:
@@ -85,7 +144,7 @@ class RunFolder:
             raise ConfigError(f"{self.path} is a file: --out names a folder")
         self._made = [p for p in (self.path / "config.yaml", self.path / ".lock", self.path) if not p.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = self._take_lock()
+        self._lock = lock_folder(self.path)
         try:
             self._claim(resume)
         except BaseException:
@@ -101,11 +160,15 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or another --out"
             )
-        if before is not None and before != self.config:
-            changed = sorted(k for k in {*before, *self.config} if before.get(k) != self.config.get(k))
+        then, now = before or self.config, self.config
+        changed = sorted(k for k in {*then, *now} if then.get(k) not in (WITHHELD, now.get(k)))
+        if changed:
             raise ConfigError(
                 f"{self.path} holds a run with other settings ({', '.join(changed)}): it cannot be resumed with these"
             )
+        for folder in (self.path, self.path / CHECKPOINTS):
+            remove_parts(folder)
+        mend_log(self.path / "log.jsonl")
         if before is None:
             write_text(self.path / "config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
 
@@ -116,26 +179,13 @@ class RunFolder:
                 path.rmdir() if path == self.path else path.unlink(missing_ok=True)
         self.close()
 
-    def _take_lock(self) -> int:
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise ConfigError(
-                    f"{self.path} is in use by another process: wait for it, or choose another --out"
-                ) from None
-            raise
-        return lock
-
     def read_config(self) -> dict[str, Any] | None:
         path = self.path / "config.yaml"
         if not path.is_file():
             return None
         try:
             value = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ArtifactError(f"{path}: not readable as YAML: {error}") from None
         return value if isinstance(value, dict) else None
 
@@ -197,6 +247,22 @@ class RunFolder:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.path / CHECKPOINTS).rmdir()
+
+    def withhold(self, *names: str) -> None:
+        """For a private run that is done: these settings leave config.yaml. With no name all do, and log and curves go.
+
+        The names of TensorBoard's files hold the name of the machine.
+        """
+        hidden = {k: WITHHELD if k != "command" and k in (names or self.config) else v for k, v in self.config.items()}
+        write_text(self.path / "config.yaml", yaml.safe_dump(hidden, sort_keys=False, allow_unicode=True))
+        if names:
+            return
+        write_text(self.path / "log.jsonl", json.dumps({"event": "finished", "private": True}) + "\n")
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for path in self.path.glob("events.out.tfevents.*"):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._writer is not None:

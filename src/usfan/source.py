@@ -159,6 +159,7 @@ class Training:
         return {
             "epochs": config.epochs,
             "seed": config.seed,
+            "weight_decay": config.weight_decay,
             "validation_accuracy": self.best["accuracy"] if held else None,
             "best_epoch": self.best["epoch"] if held else config.epochs,
             "seconds": round(time.perf_counter() - started, 3),

@@ -46,7 +46,7 @@ from usfan.engine import (
     worth_compiling,
 )
 from usfan.evaluation.validators import validate
-from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images
+from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images, check_finite
 from usfan.optimiser import Optimiser
 from usfan.run import RunFolder
 from usfan.runtime import Runtime, seed_everything, start_runtime
@@ -106,6 +106,8 @@ class Adaptation:
         self.stepper = Stepper(self.step, runtime, self.steps)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set)
         self.records: list[dict[str, Any]] = []
+        self.path: list[Tensor] = []
+        self.separation = config.separation if config.open_set else 0.0
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
@@ -116,6 +118,8 @@ class Adaptation:
             before = outputs if epoch == 0 else before
             if self.guard.collapsed:
                 break
+            if epoch == 0 and self.separation:
+                self.settle_statistics()
             self.train_epoch(epoch)
         else:
             outputs = self.refresh(self.epochs)
@@ -157,7 +161,7 @@ class Adaptation:
             self.config.method,
             rule,
             history,
-            Passes(before, after, self.store.kept, tuple(self.store.skipped)),
+            Passes(before, after, self.store.kept, tuple(self.store.skipped), tuple(self.path)),
         )
 
     def outputs(self) -> Outputs:
@@ -176,18 +180,33 @@ class Adaptation:
     def refresh(self, epoch: int) -> Outputs:
         """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""
         outputs = self.outputs()
+        if epoch == 0:
+            check_finite(outputs.logits, outputs.posterior_probs)
         self.guidance.refresh(outputs, self.method, self.config)
-        if self.guard.source_probs is None:
-            self.guard.source_probs = outputs.probs if epoch == 0 else self.source_outputs().probs
+        if self.guard.source is None:
+            self.guard.source = outputs if epoch == 0 else self.source_outputs()
         figures = validate(
             outputs.probs,
             outputs.features,
-            source_probs=self.guard.source_probs,
+            source_probs=self.guard.source.probs,
+            source_posterior_probs=self.guard.source.posterior_probs,
+            source_neighbours=self.guard.neighbours(),
             posterior_probs=outputs.posterior_probs,
         )
+        if self.separation:
+            figures["information_maximization"] = self.guidance.known_information(outputs.probs)
+        self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))
         self.guard.consider(epoch, figures, outputs.probs, self.classifier)
         self.record(epoch, figures, outputs)
         return outputs
+
+    @torch.no_grad()
+    def settle_statistics(self) -> None:
+        """BatchNorm takes the target's statistics before the first split: under the source's, known looks unknown."""
+        set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
+        for rows, _ in epoch_batches(len(self.store), self.config.batch_size, self.config.seed, 0, self.runtime):
+            forward(self.classifier, self.feeder.view(*self.feeder.inputs(rows)), self.runtime)
+        self.guidance.refresh(self.outputs(), self.method, self.config)
 
     def train_epoch(self, epoch: int) -> None:
         seed_everything(self.config.seed, epoch, part=self.runtime.rank)
@@ -219,10 +238,13 @@ class Adaptation:
         features, logits = forward(self.classifier, self.feeder.view(samples, staged), self.runtime, compiled=whole)
         guide, known = self.guidance, self.guidance.known[samples]
         weights = self.step_weights(samples, features, logits, known)
-        probs = logits.softmax(dim=1)
-        loss_entropy = global_mean(weights * sample_entropy(probs), total, known)
+        probs = self.objective_probs(features, logits)
+        entropies = sample_entropy(probs)
+        loss_entropy = global_mean(weights * entropies, total, known)
         loss = (1 - config.gamma) * loss_entropy
-        loss_diversity = diversity(self.mean_probs(probs))
+        if self.separation:
+            loss = loss - (1 - config.gamma) * self.separation * global_mean(entropies, total, 1 - known)
+        loss_diversity = diversity(self.mean_probs(probs, weights, known))
         if not config.partial_set:
             loss = loss + config.gamma * loss_diversity
         loss = config.objective_scale * loss
@@ -237,6 +259,10 @@ class Adaptation:
             loss = loss + config.neighbour_weight * global_mean(each, total, known)
         self.optimiser.update(loss)
         return torch.stack([loss.detach(), loss_entropy.detach(), loss_diversity.detach(), loss_pseudo.detach()])
+
+    def objective_probs(self, features: Tensor, logits: Tensor) -> Tensor:
+        """B×K, what information is maximised of: the point estimate."""
+        return logits.softmax(dim=1)
 
     def step_weights(self, samples: Tensor, features: Tensor, logits: Tensor, known: Tensor) -> Tensor:
         """From the table of the epoch, or as in Algorithm 1 from the batch as it is."""
@@ -255,11 +281,13 @@ class Adaptation:
             return weights
         return weights / global_mean(weights, self.runtime.total_or_alone, known).clamp_min(1e-12)
 
-    def mean_probs(self, probs: Tensor) -> Tensor:
-        """p̂ of the batch, with a share from the whole target where the config says so."""
-        mean = global_mean(probs, self.runtime.total_or_alone)
-        share = self.config.diversity_memory
-        return mean if share == 0 else (1 - share) * mean + share * self.guidance.marginal
+    def mean_probs(self, probs: Tensor, weights: Tensor, known: Tensor) -> Tensor:
+        """p̂ of the batch; where the config says so, with the value of the whole target's, and the batch's gradient."""
+        total = self.runtime.total_or_alone
+        mask = known if self.separation else torch.ones_like(known)
+        mean = global_mean(probs, total, mask * weights if self.config.weigh_diversity else mask)
+        share = self.config.diversity_memory or 0.0
+        return mean if share == 0 else mean + share * (self.guidance.marginal - mean).detach()
 
     def record(self, epoch: int, validators: dict[str, float], outputs: Outputs) -> None:
         figures = {"epoch": epoch, **getattr(self, "pending", {}), "weight_mean": float(self.guidance.weights.mean())}

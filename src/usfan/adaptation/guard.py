@@ -7,8 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from usfan.adaptation.neighbours import nearest_neighbours
 from usfan.evaluation.validators import collapse
 from usfan.models.classifier import Classifier
+from usfan.models.model import Outputs
+
+NEIGHBOURS = 5
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Guard:
 
     def __init__(self, *, enabled: bool, partial: bool = False) -> None:
         self.enabled, self.partial = enabled, partial
-        self.source_probs: Tensor | None = None
+        self.source: Outputs | None = None
+        self._neighbours: Tensor | None = None
         self.validators: dict[int, dict[str, float]] = {}
         self.collapsed: str | None = None
         self.loss_finite = True
@@ -33,12 +38,19 @@ class Guard:
         self.best = 0
         self.best_state: dict[str, Tensor] | None = None
 
+    def neighbours(self) -> Tensor:
+        """N×5 positions: the nearest in the source model's features, found once."""
+        if self._neighbours is None:
+            assert self.source is not None
+            self._neighbours = nearest_neighbours(self.source.features, NEIGHBOURS)[0]
+        return self._neighbours
+
     def consider(self, epoch: int, validators: dict[str, float], probs: Tensor, classifier: Classifier) -> None:
         self.latest = epoch
         self.validators[epoch] = validators
         reason = None if self.loss_finite else "the loss is not finite"
-        if epoch > 0 and reason is None and self.source_probs is not None:
-            reason = collapse(probs, self.source_probs)
+        if epoch > 0 and reason is None and self.source is not None:
+            reason = collapse(probs, self.source.probs)
         if not self.enabled:
             return
         if reason is not None:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from usfan.adaptation.methods import Method
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
+from usfan.adaptation.objectives import diversity, sample_entropy
 from usfan.adaptation.open_set import split_unknown
 from usfan.adaptation.pseudo_labels import nearest_centroid
-from usfan.adaptation.weights import divide_by_mean, weights_of
+from usfan.adaptation.weights import divide_by_class_mean, divide_by_mean, weights_of
 from usfan.config import AdaptConfig
 from usfan.models.model import Outputs
 
@@ -56,14 +57,25 @@ class Guidance:
         if method.weights != "none" and config.refresh == "epoch":
             raw = weights_of(method.weights, outputs, config)
             self.certainty.copy_(raw)
-            self.weights.copy_(divide_by_mean(raw, self.known) if config.normalise_weights else raw)
-        self.marginal.copy_(outputs.probs.mean(dim=0))
+            self.weights.copy_(self._scaled(raw, outputs, config))
+        share = self.weights[:, None] if config.weigh_diversity else self.known[:, None]
+        self.marginal.copy_((share * outputs.probs).sum(dim=0) / share.sum().clamp_min(1e-12))
         if config.neighbours:
             places, similarities = nearest_neighbours(outputs.features, config.neighbours)
             strength = self.certainty * self.known
             self.targets.copy_(neighbour_targets(places, similarities, outputs.probs, strength))
         if method.pseudo_labels:
             self.pseudo_labels.copy_(self._pseudo_labels(outputs, config))
+
+    def _scaled(self, raw: Tensor, outputs: Outputs, config: AdaptConfig) -> Tensor:
+        if config.balance:
+            return divide_by_class_mean(raw, outputs.logits.argmax(dim=1), outputs.logits.shape[1], self.known)
+        return divide_by_mean(raw, self.known) if config.normalise_weights else raw
+
+    def known_information(self, probs: Tensor) -> float:
+        """H(p̄) − mean H(p) over the samples judged known: the others' high entropy must not count against it."""
+        known = probs[self.known > 0]
+        return -float(diversity(known.mean(dim=0)) + sample_entropy(known).mean())
 
     def _pseudo_labels(self, outputs: Outputs, config: AdaptConfig) -> Tensor:
         if config.pseudo_label_source == "propagation":

@@ -19,6 +19,10 @@ class Method:
     """Weights of the entropy term: "none" (1 for all), "point" (exp(−H) of the point estimate), "posterior"."""
     pseudo_labels: bool = False
     """Cross-entropy with nearest-centroid pseudo-labels, refreshed every epoch."""
+    balance: bool = False
+    """Weights of mean 1 within each predicted class, not only over the target."""
+    diversity_memory: float = 0.0
+    """Share of the mean prediction in L_div that is the whole target's (`AdaptConfig.diversity_memory`)."""
     split: str = "entropy"
     """Open set: the score that separates known from unknown while adapting (`adaptation.open_set.SCORES`)."""
     decision: str = "entropy"
@@ -36,6 +40,7 @@ METHODS: dict[str, Method] = {
             "u-sfan",
             "shot-im, weighted by the certainty of the posterior predictive",
             weights="posterior",
+            balance=True,
             split="posterior-entropy",
             decision="max-softmax",
         ),
@@ -43,6 +48,7 @@ METHODS: dict[str, Method] = {
             "u-sfan+",
             "u-sfan and nearest-centroid pseudo-labels",
             weights="posterior",
+            balance=True,
             pseudo_labels=True,
             split="posterior-entropy",
             decision="max-softmax",

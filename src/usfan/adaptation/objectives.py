@@ -38,7 +38,7 @@ def global_sum(values: Tensor, total: Total) -> Tensor:
 
 
 def global_mean(values: Tensor, total: Total, mask: Tensor | None = None) -> Tensor:
-    """The mean over the global batch, or over its samples where mask is 1; 0 where there are none."""
+    """The mean over the global batch, or over its samples where mask is 1 (weighted by it, else); 0 where none are."""
     if mask is None:
         mask = values.new_ones(len(values))
     shaped = mask.view(-1, *[1] * (values.ndim - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from usfan.adaptation.methods import find_method
 from usfan.config import AdaptConfig
 from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
@@ -12,13 +13,18 @@ from usfan.posterior.kronecker import KroneckerPosterior
 
 
 def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
-    """What was not given and depends on the network."""
+    """What was not given and depends on the network or the method."""
+    method = find_method(config.method)
     small = source.architecture.get("backbone") in SMALL_BACKBONES
     changes: dict[str, Any] = {}
     if config.backbone_lr_scale is None:
         changes["backbone_lr_scale"] = 1.0 if small else 0.1
     if config.pseudo_label_weight is None:
         changes["pseudo_label_weight"] = 0.1 if small else 0.3
+    if config.balance is None:
+        changes["balance"] = method.balance
+    if config.diversity_memory is None:
+        changes["diversity_memory"] = method.diversity_memory
     return dataclasses.replace(config, **changes)
 
 

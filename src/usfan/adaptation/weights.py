@@ -1,7 +1,8 @@
 """The weights of the entropy term: w = exp(−H) of a prediction at temperature τ (Algorithm 1 of the paper).
 
 "point" takes the point estimate's softmax(f/τ), "posterior" the posterior predictive. Divided by their mean, the
-weights say only which samples count more than others, and leave the strength of the entropy term alone.
+weights say only which samples count more than others, and leave the strength of the entropy term alone. Divided by
+their mean within each predicted class, they do not say that a class that is hard as a whole counts less.
 """
 
 from __future__ import annotations
@@ -44,3 +45,11 @@ def divide_by_mean(weights: Tensor, mask: Tensor | None = None) -> Tensor:
         return weights / weights.mean().clamp_min(1e-12)
     mean = (weights * mask).sum() / mask.sum().clamp_min(1)
     return weights / mean.clamp_min(1e-12)
+
+
+def divide_by_class_mean(weights: Tensor, predicted: Tensor, classes: int, mask: Tensor | None = None) -> Tensor:
+    """Mean 1 within each predicted class (over its samples in the mask): a hard class counts as much as an easy one."""
+    mask = torch.ones_like(weights) if mask is None else mask
+    zeros = torch.zeros(classes, dtype=weights.dtype, device=weights.device)
+    sums, counts = (zeros.index_add(0, predicted, values) for values in (weights * mask, mask))
+    return weights / (sums / counts.clamp_min(1)).clamp_min(1e-12)[predicted] * (counts[predicted] > 0)

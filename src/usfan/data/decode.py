@@ -96,7 +96,7 @@ class _Quiet:
                 self.saved.__exit__(None, None, None)
 
 
-_quiet = _Quiet()
+quiet = _Quiet()
 
 
 def one_line(text: str) -> str:
@@ -127,7 +127,7 @@ def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
     """As `decode_file`, for the content of a file; `path` is the name to blame."""
     if not content:
         raise UnreadableImage(path, "empty file")
-    with _quiet:
+    with quiet:
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 return convert(image, path, channels)
@@ -148,7 +148,7 @@ def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:
     if width * height == 0:
         raise UnreadableImage(path, "no pixels")
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
+    turn = _UPRIGHT.get(orientation(image))
     if turn is not None:
         image = image.transpose(turn)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
@@ -186,7 +186,7 @@ def to_square(image: Image.Image, size: int, channels: int = 3, path: str = "ima
     return to_tensor(squared(convert(image, path, channels), size))
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # a damaged EXIF block is no reason to lose the picture

@@ -41,6 +41,8 @@ class ImageData:
     """LongTensor[N], indices into `classes`; after `match_classes(open_set=True)`, K = len(classes) is unknown."""
     paths: list[str] | None
     """Absolute paths of file-backed images, else None."""
+    unreadable: dict[str, str]
+    """The images that were found unreadable when they were decoded, and why. Subsets and copies share it."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class ImageData:
         self._images = found.images
         self.name = found.name
         self.strict = strict
+        self.unreadable = {}
         self.paths = found.images.paths if isinstance(found.images, FileImages) else None
         self._set_labels(found.labels)
         if classes is not None and self.labels is None:

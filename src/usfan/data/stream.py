@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class NothingReadable(DataError):
+    """Not one of the images asked for can be decoded."""
+
+
 class _Chunk(NamedTuple):
     positions: list[int]
     reasons: list[str | None]
@@ -45,14 +50,17 @@ def stream(
     indices: Sequence[int] | Tensor | None = None,
     skipped: list[Skipped] | None = None,
     progress: Callable[[int], None] | None = None,
+    decode_on: torch.device | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in the order of `indices` (all, if None).
 
-    Images are squashed to size×size. All batches but the last are full. Unreadable images are left out and appended to
-    `skipped`; with `data.strict` the first one is raised, and when none can be read a `DataError` is.
+    Images are squashed to size×size. All batches but the last are full. Unreadable images are left out, appended to
+    `skipped` and noted in `data.unreadable`; with `data.strict` the first one is raised, and when none can be read
+    `NothingReadable` is.
     Files are decoded by `workers` processes (None: one per core, at most 8, none for small sets; 0: in this process).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
-    `progress` is called with the number of images just dealt with.
+    `progress` is called with the number of images just dealt with. `decode_on` is a device that decodes files in colour
+    (see `gpu_decode`) and holds the pixels.
     """
     if size < 1 or batch_size < 1:
         raise DataError(f"size and batch_size must be at least 1, not {size} and {batch_size}")
@@ -63,21 +71,24 @@ def stream(
         raise DataError(f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}")
     lost: list[Skipped] = [] if skipped is None else skipped
     before = len(lost)
-    with closing(_chunks(data, order, size, channels, workers)) as chunks:
+    made = _chunks(data, order, size, channels, workers) if decode_on is None else _on_gpu(data, order, size, decode_on)
+    with closing(made) as chunks:
         yield from _batches(chunks, data, batch_size, lost, progress)
     if order and len(lost) - before == len(order):
         path, reason = lost[before]
-        raise DataError(f"none of the {len(order)} images of {data.name} can be read: {one_line(path)} ({reason})")
+        raise NothingReadable(
+            f"none of the {len(order)} images of {data.name} can be read: {one_line(path)} ({reason})"
+        )
 
 
-def report_skipped(skipped: Sequence[Skipped], most: int = 3) -> str:
-    """One line for the user, such as "skipped 2 unreadable files: mug/a.jpg (truncated), pen/b.png (empty file)"."""
-    if not skipped:
-        return ""
-    names = ["/".join(entry.path.split(os.sep)[-2:]) for entry in skipped[:most]]
-    shown = ", ".join(f"{one_line(name)} ({entry.reason})" for name, entry in zip(names, skipped, strict=False))
-    more = ", …" if len(skipped) > most else ""
-    return f"skipped {len(skipped)} unreadable file{'s' if len(skipped) > 1 else ''}: {shown}{more}"
+def report_skipped(unreadable: Mapping[str, str], total: int, most: int | None = None) -> list[str]:
+    """Lines for the user: each file by name (the first `most`), and how many of how many at the end."""
+    if not unreadable:
+        return []
+    lines = [f"cannot read {one_line(path)}: {reason}" for path, reason in itertools.islice(unreadable.items(), most)]
+    if len(lines) < len(unreadable):
+        lines.append(f"… and {len(unreadable) - len(lines)} more")
+    return [*lines, f"skipped {len(unreadable)} unreadable file{'s' if len(unreadable) > 1 else ''} of {total} images"]
 
 
 def worker_count(data: ImageData, count: int, workers: int | None) -> int:
@@ -107,12 +118,13 @@ def _batches(
                 if data.strict:
                     raise UnreadableImage(data.where(position), reason)
                 lost.append(Skipped(data.where(position), reason))
+                data.unreadable[data.where(position)] = reason
         good = [row for row, reason in enumerate(chunk.reasons) if reason is None]
         start = 0
         while start < len(good):
             if index is None or pixels is None:
                 index = torch.empty(batch_size, dtype=torch.long)
-                pixels = torch.empty((batch_size, *chunk.pixels.shape[1:]), dtype=torch.uint8)
+                pixels = chunk.pixels.new_empty((batch_size, *chunk.pixels.shape[1:]))
             rows = good[start : start + batch_size - filled]
             end = filled + len(rows)
             index[filled:end] = torch.tensor([chunk.positions[row] for row in rows])
@@ -147,6 +159,14 @@ def _chunks(
             yield _Chunk(positions, [None] * len(positions), images.rows(positions))
         else:
             yield _decoded_here(data, positions, size, channels)
+
+
+def _on_gpu(data: ImageData, order: list[int], size: int, device: torch.device) -> Generator[_Chunk, None, None]:
+    from usfan.data.gpu_decode import BATCH, decode_batch
+
+    for at in range(0, len(order), BATCH):
+        positions = order[at : at + BATCH]
+        yield _Chunk(positions, *decode_batch([data.where(i) for i in positions], size, device))
 
 
 def _decoded_here(data: ImageData, positions: list[int], size: int, channels: int) -> _Chunk:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from usfan.adaptation.open_set import SCORES, split_unknown
 from usfan.config import RuntimeConfig
-from usfan.data.stream import Skipped
+from usfan.data.stream import NothingReadable, Skipped
 from usfan.errors import DataError
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics, detection_table, open_set_metrics
+from usfan.evaluation.share import gather_json, gather_rows, one_fails_all_fail, own_share
 from usfan.models.model import Outputs, SourceModel, as_images
 from usfan.runtime import Runtime, start_runtime
 
@@ -44,18 +45,45 @@ def run_over(
     progress: Any = None,
     skipped: list[Skipped] | None = None,
 ) -> tuple[Outputs, Tensor]:
-    """One streamed pass: outputs of all readable images on the CPU, and their positions."""
+    """One streamed pass, shared by the processes: outputs of all readable images on the CPU, and their positions.
+
+    Features are left out (N×0): no figure needs them, and they would be most of the memory.
+    """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     model.to(engine.device)
-    positions, parts = [], []
-    batches = model.predict_batches(images, batch_size, workers=engine.workers, progress=progress, skipped=skipped)
-    for index, outputs in batches:
-        positions.append(index)
-        parts.append([getattr(outputs, n).cpu() for n in OUTPUT_FIELDS])
-    return Outputs(*(torch.cat(column) for column in zip(*parts, strict=True))), torch.cat(positions)
+    tables = (torch.empty(0, len(model.classes)) for _ in range(3))
+    found = Found([torch.empty(0, dtype=torch.long)], [(torch.empty(0, 0), *tables, torch.empty(0))])
+    lost: list[Skipped] = []
+    options = {"workers": engine.workers, "progress": progress, "skipped": lost}
+    with one_fails_all_fail(engine):
+        share = own_share(len(images), batch_size, engine)
+        try:
+            for index, outputs in model.predict_batches(images, batch_size, indices=share, **options):
+                found.add(index, outputs)
+        except NothingReadable:
+            if engine.world == 1:  # else another process may have some
+                raise
+    entries = [Skipped(*entry) for part in gather_json(lost, engine) for entry in part]
+    images.unreadable.update(entries)
+    if skipped is not None:
+        skipped.extend(entries)
+    kept = gather_rows(torch.cat(found.positions), engine)
+    if len(kept) == 0:
+        path, reason = entries[0]
+        raise NothingReadable(f"none of the {len(images)} images of {images.name} can be read: {path} ({reason})")
+    return Outputs(*(gather_rows(torch.cat(column), engine) for column in zip(*found.columns, strict=True))), kept
 
 
-OUTPUT_FIELDS = ("features", "logits", "probs", "posterior_probs", "mutual_information")
+class Found(NamedTuple):
+    """What one process has seen so far."""
+
+    positions: list[Tensor]
+    columns: list[tuple[Tensor, ...]]
+
+    def add(self, index: Tensor, outputs: Outputs) -> None:
+        self.positions.append(index)
+        kept = (outputs.features[:, :0], outputs.logits, outputs.probs, outputs.posterior_probs)
+        self.columns.append(tuple(column.cpu() for column in (*kept, outputs.mutual_information)))
 
 
 def score_outputs(outputs: Outputs, labels: Tensor, model: SourceModel, *, open_set: bool = False) -> dict[str, Any]:

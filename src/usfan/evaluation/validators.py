@@ -10,6 +10,9 @@ With p (N×K) the point estimate, z (N×D) the features, H the entropy in nats a
     coverage                        share of the K classes that at least one sample is predicted as
     largest_class                   share of the samples in the most predicted class
     drift                           share of the samples whose argmax is not the source model's
+    certain_drift                   the same, each sample weighted by the source model's certainty exp(−H(p̂)) of it
+    source_neighbours               share of the five nearest neighbours, in the source model's features, that are
+                                    predicted as the sample itself, averaged over the samples
     certain                         share of the samples with max_k p̂_k > (1 + 1/K)/2, p̂ the posterior predictive: past
                                     half-way from a uniform guess to certainty (0.75 for K = 2, about 0.5 for large K)
 
@@ -37,6 +40,8 @@ DIRECTION: dict[str, int] = {
     "coverage": 1,
     "largest_class": -1,
     "drift": -1,
+    "certain_drift": -1,
+    "source_neighbours": 1,
     "certain": 1,
 }
 """+1: higher is better; −1: lower is better."""
@@ -48,9 +53,17 @@ VANISHED = 0.1
 
 
 def validate(
-    probs: Tensor, features: Tensor, *, source_probs: Tensor | None = None, posterior_probs: Tensor | None = None
+    probs: Tensor,
+    features: Tensor,
+    *,
+    source_probs: Tensor | None = None,
+    source_posterior_probs: Tensor | None = None,
+    source_neighbours: Tensor | None = None,
+    posterior_probs: Tensor | None = None,
 ) -> dict[str, float]:
-    """The validators of probs N×K and features N×D; `drift` and `certain` only with what they are read from.
+    """The validators of probs N×K and features N×D; those that are read from more, only with it.
+
+    `source_neighbours` (N×k positions) are the nearest neighbours of each sample in the source model's features.
 
     Non-finite inputs give non-finite values here; `collapse` is what reports them.
     """
@@ -70,7 +83,14 @@ def validate(
         "largest_class": float(shares.max()),
     }
     if source_probs is not None:
-        figures["drift"] = _share(probs.argmax(dim=1) != source_probs.to(probs.device).argmax(dim=1))
+        moved = probs.argmax(dim=1) != source_probs.to(probs.device).argmax(dim=1)
+        figures["drift"] = _share(moved)
+        if source_posterior_probs is not None:
+            weights = torch.exp(-entropies(source_posterior_probs)).to(probs.device)
+            figures["certain_drift"] = float((weights * moved).sum() / weights.sum())
+    if source_neighbours is not None:
+        predicted = probs.argmax(dim=1)
+        figures["source_neighbours"] = _share(predicted[source_neighbours] == predicted[:, None])
     if posterior_probs is not None:
         figures["certain"] = _share(posterior_probs.max(dim=1).values > (1 + 1 / K) / 2)
     return figures
@@ -136,4 +156,4 @@ def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None 
 
 
 def _share(flags: Tensor) -> float:
-    return float(flags.double().mean()) if len(flags) else 0.0
+    return float(flags.double().mean()) if flags.numel() else 0.0

@@ -64,7 +64,7 @@ def save_model(model: SourceModel, folder: Path, *, private: bool = False) -> Pa
 def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:
     """`download` goes to `huggingface_hub.snapshot_download` where the folder is a Hub id: revision, token, …"""
     path = find_folder(folder, **download)
-    config = parse_config(read_config(path / "config.json"), path / "config.json")
+    config = load_config(path)
     classifier = build_classifier(config, path, module)
     posterior = read_posterior(config, path)
     check_head(classifier, posterior, path)
@@ -81,6 +81,12 @@ def load_model(folder: str | Path, *, module: nn.Module | None = None, **downloa
     if config.kind == "source":
         return SourceModel(**shared)
     return AdaptedModel(**shared, method=config.method, unknown_rule=read_rule(config, path))
+
+
+def load_config(folder: str | Path) -> ModelConfig:
+    """What the folder says of its model: quick, no network is built."""
+    path = find_folder(folder) / "config.json"
+    return parse_config(read_config(path), path)
 
 
 def find_folder(folder: str | Path, **download: Any) -> Path:

@@ -12,6 +12,7 @@ from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec, test_view
+from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights, entropy
@@ -62,6 +63,8 @@ class Passes:
     kept: Tensor
     """Positions in the data of the images that could be read, in the order of the outputs."""
     skipped: tuple[Any, ...] = ()
+    path: tuple[Tensor, ...] = ()
+    """The predicted class of each image after 0, 1, … epochs."""
 
 
 @dataclass(eq=False)
@@ -85,6 +88,7 @@ class SourceModel(ModelHubMixin):
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """The posterior's view of features and logits that a pass gave."""
         posterior_probs, information = self.posterior.moments(features, self.temperature, self.samples)
+        check_finite(logits, posterior_probs)
         return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:
@@ -170,6 +174,15 @@ class AdaptedModel(SourceModel):
         if self.unknown_rule is None:
             return super().flag_unknown(outputs)
         return self.unknown_rule.flag(outputs)
+
+
+def check_finite(logits: Tensor, posterior_probs: Tensor) -> None:
+    """Weights that are finite numbers can still give predictions that are none."""
+    if not bool(torch.isfinite(logits).all() & torch.isfinite(posterior_probs).all()):
+        raise ArtifactError(
+            "the model's predictions are not finite numbers: its weights are too large for these images; "
+            "check where the model comes from, or whether its training diverged"
+        )
 
 
 def as_images(images: Any, channels: int = 3) -> Any:

@@ -34,7 +34,7 @@ def open_tensors(file: Path) -> Iterator[Any]:
         with safe_open(file, "pt") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise ArtifactError(f"{file}: not readable as safetensors: {error}") from None
+        raise ArtifactError(f"{file}: not readable as safetensors: {str(error)[:300]}") from None
 
 
 def check_header(file: Path, tensors: Any, expected: Expected) -> None:
@@ -44,13 +44,15 @@ def check_header(file: Path, tensors: Any, expected: Expected) -> None:
         if name not in there:
             raise ArtifactError(f"{file}: tensor {name!r} is missing")
         part = tensors.get_slice(name)
-        if tuple(part.get_shape()) != shape:
-            raise ArtifactError(f"{file}: {name!r} has shape {tuple(part.get_shape())}, expected {shape}")
+        found = tuple(part.get_shape())
+        if found != shape:
+            shown = f"shape {found}" if len(found) <= 8 else f"{len(found)} dimensions"
+            raise ArtifactError(f"{file}: {name!r} has {shown}, expected {shape}")
         if DTYPES.get(part.get_dtype()) != dtype:
             raise ArtifactError(f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}")
     extra = sorted(there - set(expected))
     if extra:
-        raise ArtifactError(f"{file}: unexpected tensor {extra[0]!r}")
+        raise ArtifactError(f"{file}: unexpected tensor {extra[0][:200]!r}")
 
 
 def check_values(file: Path, state: dict[str, Tensor]) -> None:

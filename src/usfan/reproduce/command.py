@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.errors import ConfigError
+from usfan.run import folder_lock
 from usfan.runtime import Runtime
 
 
@@ -17,17 +18,21 @@ def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
 
         seeds = take_seeds(settings, None)
         only_seeds("toy", settings)
-        reproduce_toy(out, seeds=seeds)
+        with folder_lock(out):
+            reproduce_toy(out, seeds=seeds)
     elif name == "digits" and "data" not in settings:
         from usfan.reproduce.digits import run_demo
 
         seeds = take_seeds(settings, [0])
         only_seeds("digits without --data", settings)
-        run_demo(out, runtime=runtime, seed=seeds[0])
+        with folder_lock(out):
+            run_demo(out, runtime=runtime, seed=seeds[0])
     else:
         from usfan.reproduce.suite import Suite
 
-        Suite.open(name, settings, out, runtime).run()
+        study = Suite.open(name, settings, out, runtime)
+        with folder_lock(out):
+            study.run()
 
 
 def take_seeds(settings: dict[str, Any], default: Any) -> Any:

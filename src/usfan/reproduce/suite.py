@@ -72,10 +72,17 @@ class Suite:
     setting: str = "closed"
     stores: dict[tuple[str, str, int, int], PixelStore] = field(default_factory=dict)
     on_cell: Callable[[dict[str, Any]], None] | None = None
+    jobs: int = 1
+    """Processes that run cells side by side."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """The settings as they were given, from which another process opens the same study."""
+    shown: int = 0
 
     @classmethod
     def open(cls, name: str, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
         benchmark = find_benchmark(name)
+        jobs, settings = take_jobs(settings)
+        given = dict(settings)
         if "data" not in settings:
             raise ConfigError(f"{benchmark.title}: pass --data ROOT; the data set is published at {benchmark.homepage}")
         counts, classes = (bool(settings.pop(name, False)) for name in ("allow_counts", "allow_classes"))
@@ -92,25 +99,43 @@ class Suite:
         config = make_config(AdaptConfig, settings)
         setting = "open" if config.open_set else "partial" if config.partial_set else "closed"
         found.class_split(setting)
-        return cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
+        study = cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
+        study.jobs, study.given = jobs, given
+        return study
 
     def run(self) -> Table:
         self.check_folder()
-        total = len(self.seeds) * len(self.pairs) * len(self.methods)
+        if self.jobs > 1:
+            from usfan.reproduce.jobs import run_jobs
+
+            run_jobs(self)
+        else:
+            for seed, source in self.groups():
+                self.run_group(seed, source, self.show)
+        return self.finish()
+
+    def groups(self) -> list[tuple[int, str]]:
+        """(seed, source): what shares a source model."""
+        return [(seed, source) for seed in self.seeds for source in dict.fromkeys(s for s, _ in self.pairs)]
+
+    def run_group(self, seed: int, source: str, show: Callable[[dict[str, Any], bool], None]) -> None:
+        for cell in self.cells():
+            if cell[:2] == (seed, source):
+                done = self.cell_path(*cell).is_file()
+                show(self.run_cell(*cell), not done)
+
+    def show(self, row: dict[str, Any], fresh: bool) -> None:
+        """A finished cell, on the console."""
         from usfan.progress import console
 
-        for number, (seed, source, target, method) in enumerate(self.cells(), start=1):
-            done = self.cell_path(seed, source, target, method).is_file()
-            row = self.run_cell(seed, source, target, method)
-            if self.on_cell is not None:
-                self.on_cell(row)
-            if not done:
-                figure = row["os"] if self.setting == "open" else row[self.benchmark.metric]
-                console.print(
-                    f"[{number}/{total}] {method} {source}→{target} seed {seed}: {figure:.1f} ({row['seconds']:.0f} s)",
-                    markup=False,
-                )
-        return self.finish()
+        self.shown += 1
+        if self.on_cell is not None:
+            self.on_cell(row)
+        if fresh:
+            total = len(self.seeds) * len(self.pairs) * len(self.methods)
+            figure = row["os"] if self.setting == "open" else row[self.benchmark.metric]
+            what = f"{row['method']} {row['task']} seed {row['seed']}: {figure:.1f} ({row['seconds']:.0f} s)"
+            console.print(f"[{self.shown}/{total}] {what}", markup=False)
 
     def check_folder(self) -> None:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
@@ -143,6 +168,7 @@ class Suite:
         )
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
         row |= self.score(adapted, target, store)
+        row |= self.curves(adapted, store)
         row["commit"] = commit()
         if method in ENTROPY_METHODS and self.setting == "closed" and store.labels is not None:
             write_tensors(path.with_suffix(".safetensors"), entropies_of(adapted, store.labels))
@@ -161,6 +187,17 @@ class Suite:
         names = SHOWN_METRICS + (OPEN_METRICS if self.setting == "open" else ())
         more = ("detection", "by_score", "unknown_rule") if self.setting == "open" else ()
         return {name: scores[name] for name in (*names, *more, "count")}
+
+    def curves(self, model: AdaptedModel, store: PixelStore) -> dict[str, Any]:
+        """Per epoch, the source model first: accuracy on the images adapted to, and the label-free validators."""
+        assert model.passes is not None
+        assert store.labels is not None
+        labels = store.labels.to(model.passes.path[0].device)
+        known = labels < len(model.classes)
+        right = [100 * float((path == labels)[known].double().mean()) for path in model.passes.path]
+        names = model.history["records"][0]["validators"]
+        found = {name: [round(r["validators"][name], 5) for r in model.history["records"]] for name in names}
+        return {"path": {"accuracy": [round(r, 3) for r in right], **found}}
 
     def source_model(self, source: str, seed: int) -> SourceModel:
         folder = self.out / "models" / f"{source}_{seed}"
@@ -249,6 +286,14 @@ class Suite:
             "torch": torch.__version__,
             "commit": commit(),
         }
+
+
+def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    rest = dict(settings)
+    jobs = rest.pop("jobs", 1)
+    if type(jobs) is not int or jobs < 1:
+        raise ConfigError(f"jobs must be a whole number from 1; got {jobs!r}")
+    return jobs, rest
 
 
 def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,121 @@
+"""One case of `startup`, in a process of its own: START WHAT STOP ARGUMENTS…; the last line of its output is @JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+START, WHAT, STOP = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+found: dict[str, float] = {}
+
+
+def reached(name: str) -> None:
+    found.setdefault(name, time.monotonic() - START)
+
+
+def cpu_seconds() -> float:
+    parts = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(p.ru_utime + p.ru_stime for p in parts)
+
+
+def status(field: str) -> float:
+    """MiB, from /proc."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+
+
+def leave() -> None:
+    print("@" + json.dumps(found), flush=True)
+    os._exit(0)
+
+
+def adapt() -> None:
+    import usfan.progress
+
+    def watch(shown: Any, batch_size: int) -> Any:
+        def step(*_: Any) -> None:
+            reached("step")
+            leave()
+
+        return step
+
+    usfan.progress.step_progress = watch
+    from usfan import cli
+    from usfan.adaptation.adapt import Adaptation
+    from usfan.models.model import SourceModel
+
+    plain_load, plain_outputs = SourceModel.load, Adaptation.outputs
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        source = plain_load(*arguments, **options)
+        reached("model")
+        return source
+
+    def outputs(self: Any) -> Any:
+        reached("pass")
+        found.setdefault("cpu", cpu_seconds())
+        if STOP == "pass":
+            leave()
+        return plain_outputs(self)
+
+    SourceModel.load = load  # type: ignore[method-assign]
+    Adaptation.outputs = outputs  # type: ignore[method-assign]
+    cli.main(sys.argv[4:])
+
+
+def over_images() -> None:
+    """evaluate or predict, timed from where the model sees images to the end."""
+    from usfan import cli
+    from usfan.models.model import SourceModel
+
+    plain = SourceModel.predict_batches
+
+    def batches(self: Any, *arguments: Any, **options: Any) -> Any:
+        began, cpu, images = time.monotonic(), cpu_seconds(), 0
+        for index, outputs in plain(self, *arguments, **options):
+            images += len(index)
+            yield index, outputs
+        seconds = time.monotonic() - began
+        found.update(seconds=seconds, busy=(cpu_seconds() - cpu) / seconds, images=images)
+
+    SourceModel.predict_batches = batches  # type: ignore[method-assign]
+    code = cli.main(sys.argv[4:])
+    found["peak"] = status("VmHWM")
+    if code == 0:
+        leave()
+    sys.exit(code)
+
+
+def digits() -> None:
+    """Peak memory of a stage on some digits, above what is there once everything is imported."""
+    import timm  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    import usfan.samples  # noqa: F401
+    from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.data.cache import open_store
+    from usfan.reproduce.digits import load_mnist5k
+    from usfan.source import train_source
+
+    data = load_mnist5k().subset(range(int(sys.argv[4])))
+    source = None if STOP == "train" else train_source(data.subset(range(64)), backbone="digits-cnn", epochs=1)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # begin the peak anew
+    before = status("VmRSS")
+    store = open_store(data, size=28, channels=1)
+    made = (
+        train_source(store, backbone="digits-cnn", epochs=1)
+        if source is None
+        else run_adaptation(source, store, epochs=1)
+    )
+    tensors = made.classifier.state_dict().values()
+    held = store.pixels.numel() + sum(t.numel() * t.element_size() for t in tensors)
+    found.update(peak=status("VmHWM") - before, held=held / 2**20)
+    leave()
+
+
+{"adapt": adapt, "evaluate": over_images, "predict": over_images, "digits": digits}[WHAT]()

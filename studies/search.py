@@ -1,0 +1,168 @@
+"""The search of docs/results.md on Office-31: every variant of `variants.py` on some tasks, in several processes.
+
+    python studies/search.py --data ROOT --weights FILE --out DIR [--tasks DA WA AD AW] [--epochs 40] [--seed 2020]
+
+Rows go to DIR/rows.jsonl as they come. Labels are used to score the last iterate, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--weights", default="offline")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--tasks", nargs="+", default=["DA", "WA", "AD", "AW"])
+    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--target-epochs", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=2020)
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no new cell after so many")
+    parser.add_argument("--images", type=int, help="per class: a tiny run to try the script")
+    parser.add_argument("--worker", type=int)
+    return parser.parse_args()
+
+
+def claim(path: Path) -> bool:
+    """Whether this process is the first to ask."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Worker:
+    def __init__(self, args: argparse.Namespace, started: float) -> None:
+        import torch
+
+        from usfan.config import RuntimeConfig
+        from usfan.data.cache import open_store
+        from usfan.data.sources import ImageData
+        from usfan.runtime import start_runtime
+
+        self.args, self.started, self.out = args, started, Path(args.out)
+        self.runtime = start_runtime(RuntimeConfig(compile="graph"))
+        self.stores = {}
+        for letter in sorted({x for task in args.tasks for x in task}):
+            data = ImageData(f"{args.data}/{DOMAINS[letter]}")
+            if args.images:
+                data = data.subset(
+                    torch.cat([(data.labels == c).nonzero().flatten()[: args.images] for c in range(31)])
+                )
+            self.stores[letter] = open_store(data, size=256, device=self.runtime.device)
+        self.emit(what="ready")
+
+    def emit(self, **row: Any) -> None:
+        row["t"] = round(time.time() - self.started, 1)
+        with open(self.out / "rows.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = {k: v for k, v in row.items() if k != "path"}
+        print(self.args.worker, shown, flush=True)
+
+    def run(self) -> None:
+        from usfan.models.model import SourceModel
+
+        for letter in sorted({task[0] for task in self.args.tasks}):
+            if claim(self.out / f"claim-source-{letter}"):
+                self.train(letter)
+        self.models: dict[str, SourceModel] = {}
+        from studies.variants import VARIANTS
+
+        chosen = [v for v in VARIANTS if not self.args.variants or v.name in self.args.variants]
+        for variant in chosen:
+            for task in self.args.tasks:
+                if time.time() - self.started > self.args.seconds:
+                    return
+                name = variant.name.replace(" ", "_").replace("/", "_")
+                if claim(self.out / f"claim-{name}-{task}"):
+                    self.cell(variant, task)
+
+    def train(self, letter: str) -> None:
+        from usfan.source import train_source
+
+        began = time.time()
+        model = train_source(
+            self.stores[letter],
+            seed=self.args.seed,
+            epochs=self.args.epochs,
+            runtime=self.runtime,
+            backbone="tf_efficientnet_lite0",
+            pretrained=self.args.weights,
+        )
+        model.save(self.out / f"source-{letter}")
+        (self.out / f"ready-{letter}").touch()
+        self.emit(what="source", source=letter, seconds=round(time.time() - began, 1))
+
+    def source(self, letter: str) -> Any:
+        from usfan.models.model import SourceModel
+
+        if letter not in self.models:
+            while not (self.out / f"ready-{letter}").exists():
+                time.sleep(0.1)
+            self.models[letter] = SourceModel.load(self.out / f"source-{letter}").to(self.runtime.device)
+        return self.models[letter]
+
+    def cell(self, variant: Any, task: str) -> None:
+        import dataclasses
+
+        from studies.variants import FullPosterior
+
+        from usfan.adaptation.settings import resolve_defaults
+        from usfan.config import AdaptConfig, make_config
+        from usfan.engine import forward_store
+
+        model, store, began = self.source(task[0]), self.stores[task[1]], time.time()
+        settings = {"method": variant.method, "epochs": self.args.target_epochs, "guard": False, "seed": self.args.seed}
+        config = resolve_defaults(make_config(AdaptConfig, {**settings, "balance": False, **variant.settings}), model)
+        unlabelled = dataclasses.replace(store, labels=None, classes=None)
+        run = variant.loop(model, unlabelled, config, self.runtime)
+        if variant.full:
+            found = forward_store(model.classifier, self.stores[task[0]], model.spec, self.runtime)
+            run.posterior = FullPosterior.fit(*found, model.posterior)
+        adapted = run.run()
+        labels = store.labels.to(self.runtime.device)
+        path = {"accuracy": [round(100 * float((p == labels).double().mean()), 2) for p in adapted.passes.path]}
+        for name in adapted.history["records"][0]["validators"]:
+            path[name] = [round(r["validators"][name], 5) for r in adapted.history["records"]]
+        self.emit(
+            what="cell",
+            variant=variant.name,
+            task=task,
+            seed=self.args.seed,
+            accuracy=path["accuracy"][-1],
+            seconds=round(time.time() - began, 1),
+            path=path,
+        )
+
+
+def main() -> None:
+    started, args = time.time(), options()
+    if args.worker is not None:
+        Worker(args, float(os.environ["STUDY_STARTED"])).run()
+        return
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "STUDY_STARTED": str(started)}
+    workers = [
+        subprocess.Popen([sys.executable, *sys.argv, "--worker", str(i)], env=environment) for i in range(args.jobs)
+    ]
+    sys.exit(max(worker.wait() for worker in workers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What was tried to make the posterior earn its place (docs/results.md): one change each, on top of a method.
+
+Variants that are a setting of the library are that setting. The others live here, as small changes of the loop, until
+one of them proves itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.adaptation.adapt import Adaptation
+from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
+from usfan.adaptation.weights import divide_by_mean
+from usfan.models.model import Outputs
+from usfan.posterior.fit import append_one
+from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
+
+
+class PosteriorObjective(Adaptation):
+    """Information maximisation of the posterior predictive itself, with gradient: moves features to where the head
+    is certain."""
+
+    def objective_probs(self, features: Tensor, logits: Tensor) -> Tensor:
+        posterior = self.posterior
+        phi = append_one(features) if posterior.bias is not None else features
+        variance = (phi @ posterior.feature_vectors).square() @ posterior.variance_table
+        coefficients = variance.clamp_min(1e-12).sqrt() @ posterior.basis.T
+        return draw_logits(logits, coefficients, posterior.noise(64), 1.0).softmax(dim=-1).mean(dim=1)
+
+
+class SmoothCertainty(Adaptation):
+    """Certainty of the mean posterior predictive of a sample and its ten nearest neighbours."""
+
+    def outputs(self) -> Outputs:
+        found = super().outputs()
+        places, similar = nearest_neighbours(found.features, 10)
+        around = neighbour_targets(places, similar, found.posterior_probs, torch.ones_like(found.probs[:, 0]))
+        return dataclasses.replace(found, posterior_probs=(found.posterior_probs + 10 * around) / 11)
+
+
+class SpreadCertainty(Adaptation):
+    """Certainty of the posterior predictive after it spread over the graph of neighbours."""
+
+    def outputs(self) -> Outputs:
+        found = super().outputs()
+        places, similar = nearest_neighbours(found.features, 10)
+        spread = propagate(places, similar, found.posterior_probs, certainty_weights(found.posterior_probs))
+        return dataclasses.replace(found, posterior_probs=spread)
+
+
+class AnnealedWeights(Adaptation):
+    """Sharp weights at first (power 2), none at the end."""
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        power = 2 * (1 - epoch / max(1, self.epochs))
+        self.guidance.weights.copy_(divide_by_mean(certainty_weights(outputs.posterior_probs).pow(power)))
+        return outputs
+
+
+@dataclass
+class FullPosterior:
+    """The exact last-layer GGN, no Kronecker factors, under the prior that the evidence of the factors chose."""
+
+    covariance: Tensor
+    """D' × K × D' × K."""
+    prior_precision: float
+    has_bias: bool
+    head: Any
+
+    @classmethod
+    def fit(cls, features: Tensor, logits: Tensor, posterior: Any) -> FullPosterior:
+        phi = (append_one(features) if posterior.bias is not None else features).double()
+        p = logits.double().softmax(dim=1)
+        curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        D, K = phi.shape[1], p.shape[1]
+        outer = (phi[:, :, None] * phi[:, None, :]).flatten(1)
+        total = (outer.T @ curvature.flatten(1)).view(D, D, K, K).permute(0, 2, 1, 3).reshape(D * K, D * K)
+        total.diagonal().add_(posterior.prior_precision)
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(total)).float().view(D, K, D, K)
+        return cls(covariance, posterior.prior_precision, posterior.bias is not None, posterior)
+
+    def to(self, device: Any) -> FullPosterior:
+        return self
+
+    def moments(self, features: Tensor, temperature: float, samples: int) -> tuple[Tensor, Tensor]:
+        mean = self.head.logits(features)
+        draws = sobol_normal(samples, mean.shape[1]).to(mean)
+        phi = append_one(features) if self.has_bias else features
+        D, K = phi.shape[1], mean.shape[1]
+        table = self.covariance.permute(0, 2, 1, 3).reshape(D * D, K * K)
+        probs, entropies = [], []
+        for rows in range(0, len(phi), 256):
+            z, f = phi[rows : rows + 256], mean[rows : rows + 256]
+            variance = ((z[:, :, None] * z[:, None, :]).flatten(1) @ table).view(-1, K, K)
+            values, vectors = torch.linalg.eigh(variance)
+            root = vectors * values.clamp_min(0).sqrt()[:, None, :]
+            logits = (f[:, None, :] + torch.einsum("mk,blk->bml", draws, root)) / temperature
+            p = logits.softmax(dim=-1)
+            probs.append(p.mean(dim=1))
+            entropies.append(-torch.xlogy(p, p).sum(dim=-1).mean(dim=1))
+        p = torch.cat(probs)
+        return p, (-torch.xlogy(p, p).sum(dim=1) - torch.cat(entropies)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    method: str
+    what: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    loop: type[Adaptation] = Adaptation
+    full: bool = False
+
+
+VARIANTS = (
+    Variant("shot-im", "shot-im", "no weights"),
+    Variant("u-sfan", "u-sfan", "weights per epoch, mean 1, evidence prior, τ 0.4"),
+    Variant("u-sfan memory", "u-sfan", "L_div over the whole target", {"diversity_memory": 0.9}),
+    Variant("u-sfan posterior objective", "u-sfan", "IM of the posterior predictive", {}, PosteriorObjective),
+    Variant("shot", "shot", "centroid pseudo-labels"),
+    Variant("u-sfan+", "u-sfan+", "centroid pseudo-labels"),
+    Variant("u-sfan+ propagation", "u-sfan+", "labels spread over neighbours", {"pseudo_label_source": "propagation"}),
+    Variant("u-sfan+ memory", "u-sfan+", "L_div over the whole target", {"diversity_memory": 0.9}),
+    Variant("shot-im memory", "shot-im", "L_div over the whole target", {"diversity_memory": 0.9}),
+    Variant("u-sfan weighted L_div", "u-sfan", "weights inside L_div", {"weigh_diversity": True}),
+    Variant("u-sfan smooth", "u-sfan", "certainty of the neighbourhood", {}, SmoothCertainty),
+    Variant("u-sfan balanced", "u-sfan", "mean 1 within each predicted class", {"balance": True}),
+    Variant("u-sfan epistemic", "u-sfan", "exp(−mutual information)", {"certainty": "epistemic"}),
+    Variant("u-sfan power 2", "u-sfan", "squared weights", {"weight_power": 2.0}),
+    Variant("u-sfan annealed", "u-sfan", "power 2 to 0 over the run", {}, AnnealedWeights),
+    Variant("u-sfan full GGN", "u-sfan", "no Kronecker factors", {}, Adaptation, full=True),
+    Variant("u-sfan+ weighted CE", "u-sfan+", "certainty on the pseudo-label loss", {"weigh_pseudo_labels": True}),
+    Variant(
+        "u-sfan+ posterior centroid",
+        "u-sfan+",
+        "centroids from the posterior predictive",
+        {"pseudo_label_source": "posterior-centroid"},
+    ),
+    Variant(
+        "u-sfan+ propagation β 1",
+        "u-sfan+",
+        "labels spread over neighbours, β 1",
+        {"pseudo_label_source": "propagation", "pseudo_label_weight": 1.0},
+    ),
+    Variant("u-sfan spread", "u-sfan", "certainty after spreading over neighbours", {}, SpreadCertainty),
+    Variant("u-sfan τ 1", "u-sfan", "temperature 1", {"temperature": 1.0}),
+    Variant("shot propagation", "shot", "labels spread over neighbours", {"pseudo_label_source": "propagation"}),
+    Variant("shot-im-entropy", "shot-im-entropy", "weights of the point estimate"),
+    Variant("u-sfan step", "u-sfan", "weights every step, training mode", {"refresh": "step"}),
+    Variant("u-sfan frozen BatchNorm", "u-sfan", "the source's statistics", {"batch_norm": "frozen"}),
+    Variant("u-sfan prior 5e-4", "u-sfan", "the paper's literal prior", {"prior": 5e-4, "normalise_weights": False}),
+)
