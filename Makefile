@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := demo,offline,onnx,test,lint
 PYTEST_ARGS ?= -n 2
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo test test-lowest test-newest sbom lint format clean
 
 install: $(STAMP)
 
@@ -24,6 +24,28 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# The suite at the lower bounds of pyproject.toml, and on the newest Python with the newest of everything.
+# Old packages warn of what newer ones, which they themselves need, deprecate: that is no error at the lower bounds.
+LOWEST := .venv-lowest
+NEWEST := .venv-newest
+NEWEST_PYTHON ?= python3.13
+OTHER_EXTRAS := demo,offline,onnx,test
+
+test-lowest: install
+	test -x $(LOWEST)/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(OTHER_EXTRAS)]'
+	$(LOWEST)/bin/python -m pytest $(PYTEST_ARGS) -W ignore::DeprecationWarning
+
+test-newest: install
+	test -x $(NEWEST)/bin/python || $(BIN)/uv venv --quiet --python $(NEWEST_PYTHON) $(NEWEST)
+	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --resolution highest --upgrade -e '.[$(OTHER_EXTRAS)]'
+	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+# What is installed with the package, as CycloneDX JSON: SBOM=FILE says where.
+SBOM ?= build/sbom.json
+sbom: install
+	$(BIN)/python tests/reliability/sbom.py $(SBOM)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +56,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .mypy_cache

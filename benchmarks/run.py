@@ -21,6 +21,7 @@ from measure import Row
 SUITES: dict[str, Callable[[], Iterable[Row]]] = {
     "posterior": posterior.suite,
     "startup": startup.suite,
+    "memory": startup.memory_suite,
     "throughput": throughput.suite,
 }
 

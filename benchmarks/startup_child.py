@@ -101,8 +101,13 @@ def digits() -> None:
     from usfan.reproduce.digits import load_mnist5k
     from usfan.source import train_source
 
-    data = load_mnist5k().subset(range(int(sys.argv[4])))
-    source = None if STOP == "train" else train_source(data.subset(range(64)), backbone="digits-cnn", epochs=1)
+    whole = load_mnist5k()  # sorted by class
+    data = whole.subset(range(0, len(whole), len(whole) // int(sys.argv[4])))
+    source = (
+        None
+        if STOP == "train"
+        else train_source(whole.subset(range(0, len(whole), 50)), backbone="digits-cnn", epochs=1)
+    )
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # begin the peak anew
     before = status("VmRSS")

@@ -85,6 +85,87 @@ def digits_table() -> str:
     )
 
 
+def closed_set_table() -> str:
+    rows = load("office31.json")["rows"]
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = [r for r in rows if r["method"] == method]
+        cells = [over_seeds(by_seed([r for r in own if r["task"] == t], lambda r: r["accuracy"])) for t in tasks]
+        lines.append([method, *cells, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+    return markdown(["method", *tasks, "average"], lines)
+
+
+def closed_set_calibration_table() -> str:
+    rows = load("office31.json")["rows"]
+    figures = {"ece": "ECE", "posterior_ece": "posterior ECE", "nll": "NLL", "posterior_nll": "posterior NLL"}
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = [r for r in rows if r["method"] == method]
+        cells = [statistics.fmean(r[name] for r in own) for name in figures]
+        lines.append([method, *(f"{c:.2f}" if "nll" in n else f"{c:.1f}" for c, n in zip(cells, figures, strict=True))])
+    return markdown(["method", *figures.values()], lines)
+
+
+def search_table() -> str:
+    rows = load("office31-search.json")["rows"]
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    lines = []
+    for variant in dict.fromkeys(r["variant"] for r in rows):
+        own = {r["task"]: r for r in rows if r["variant"] == variant}
+        cells = [own[t]["accuracy"] for t in tasks]
+        score = statistics.fmean(own[t]["path"]["information_maximization"][-1] for t in tasks)
+        lines.append([variant, *(f"{c:.1f}" for c in cells), f"{statistics.fmean(cells):.1f}", f"{score:.2f}"])
+    return markdown(["variant", *(f"{t[0]}→{t[1]}" for t in tasks), "average", "information"], lines)
+
+
+def search_rule_table() -> str:
+    rows = load("office31-search.json")["rule"]
+    lines = []
+    for variant in dict.fromkeys(r["variant"] for r in rows):
+        for method in ("u-sfan", "u-sfan+"):
+            own = [r for r in rows if (r["variant"], r["method"]) == (variant, method)]
+            score = statistics.fmean(r["information_maximization"] for r in own)
+            accuracy = statistics.fmean(r["accuracy"] for r in own)
+            lines.append([f"{method} {variant}", f"{score:.3f}", f"{accuracy:.1f}"])
+    return markdown(["variant", "information", "accuracy (not used)"], lines)
+
+
+def guard_paths() -> list[dict]:
+    """Every adapting run on Office-31 whose path was kept."""
+    rows = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
+    return [r["path"] for r in [*rows, *load("office31-search.json")["rows"]]]
+
+
+def ranks(values: list[float]) -> list[float]:
+    return [sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values]
+
+
+def validator_table() -> str:
+    """Spearman's correlation of each validator with accuracy over the epochs of a run, mean over runs."""
+    paths = guard_paths()
+    lines = []
+    for name in paths[0]:
+        if name == "accuracy":
+            continue
+        each = []
+        for path in paths:
+            a, b = ranks(path[name][1:]), ranks(path["accuracy"][1:])
+            each.append(statistics.correlation(a, b) if len(set(a)) > 1 and len(set(b)) > 1 else 0.0)
+        lines.append([name.replace("_", " "), f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}", f"{max(each):+.2f}"])
+    return markdown(["validator", "mean", "least", "most"], lines)
+
+
+def throughput_table() -> str:
+    rows = load("throughput.json")["suites"]["throughput"]
+    lines = []
+    for row in rows:
+        value = f"{row['value']:,.0f} {row['unit']}"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.1f}"
+        lines.append([f"{row['group']}: {row['case']}", value, ratio, row["note"]])
+    return markdown(["case", "value", "× plain", "note"], lines)
+
+
 def toy_table() -> str:
     metrics = load("toy.json")["metrics"]
     lines = []
@@ -98,6 +179,12 @@ def toy_table() -> str:
 
 
 TABLES = {
+    "office31": closed_set_table,
+    "office31-calibration": closed_set_calibration_table,
+    "office31-search": search_table,
+    "office31-rule": search_rule_table,
+    "validators": validator_table,
+    "throughput": throughput_table,
     "office31-open": open_set_table,
     "office31-open-scores": open_set_scores_table,
     "digits": digits_table,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.adapt import Adaptation
+from usfan.adaptation.loss import Objective
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.adaptation.weights import divide_by_mean
 from usfan.models.model import Outputs
@@ -21,16 +22,22 @@ from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
 
 
-class PosteriorObjective(Adaptation):
-    """Information maximisation of the posterior predictive itself, with gradient: moves features to where the head
-    is certain."""
-
-    def objective_probs(self, features: Tensor, logits: Tensor) -> Tensor:
+class PosteriorProbs(Objective):
+    def probs(self, features: Tensor, logits: Tensor) -> Tensor:
         posterior = self.posterior
         phi = append_one(features) if posterior.bias is not None else features
         variance = (phi @ posterior.feature_vectors).square() @ posterior.variance_table
         coefficients = variance.clamp_min(1e-12).sqrt() @ posterior.basis.T
         return draw_logits(logits, coefficients, posterior.noise(64), 1.0).softmax(dim=-1).mean(dim=1)
+
+
+class PosteriorObjective(Adaptation):
+    """Information maximisation of the posterior predictive itself, with gradient: moves features to where the head
+    is certain."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.objective = PosteriorProbs(**vars(self.objective))
 
 
 class SmoothCertainty(Adaptation):

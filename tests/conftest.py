@@ -28,3 +28,20 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must be refused: exit code 2, one line on stderr, no traceback. Gives the line."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        from small_runs import usfan
+
+        assert usfan(*arguments) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1, lines
+        assert "Traceback" not in lines[0]
+        return lines[0]
+
+    return run

@@ -1,6 +1,7 @@
 """Small data sets of coloured squares, and the command line called in this process."""
 
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.process
 from pathlib import Path
 
@@ -53,12 +54,17 @@ def child_main(arguments: list[str], threads: int = 1) -> None:
     raise SystemExit(main(arguments))
 
 
-def in_child(*arguments: object) -> multiprocessing.process.BaseProcess:
-    """`usfan ARGUMENTS` in a process of its own, forked from one that has everything imported: it starts at once."""
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Starts processes from one that has everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["usfan.commands", "usfan.samples", "usfan.source", "torch.utils.tensorboard", "torch._dynamo"]
     )
-    process = context.Process(target=child_main, args=([str(a) for a in arguments],))
+    return context
+
+
+def in_child(*arguments: object) -> multiprocessing.process.BaseProcess:
+    """`usfan ARGUMENTS` in a process of its own, forked from one that has everything imported: it starts at once."""
+    process = forkserver().Process(target=child_main, args=([str(a) for a in arguments],))
     process.start()
     return process

@@ -14,7 +14,6 @@ from usfan.data.cache import PixelStore
 from usfan.data.views import InputSpec, test_view, train_view
 from usfan.engine import (
     Feeder,
-    Stepper,
     count_batches,
     epoch_batches,
     forward,
@@ -28,6 +27,7 @@ from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
 from usfan.optimiser import Optimiser
 from usfan.runtime import Runtime, permutation, process_counts, seed_everything, start_runtime
+from usfan.stepper import Stepper
 
 CPU = Runtime(torch.device("cpu"))
 SPEC = InputSpec(1, 28, 28, (0.5,), (0.5,), "resized-crop")
@@ -179,12 +179,62 @@ def test_stepper_on_a_cpu_just_calls() -> None:
         calls.append(samples)
         return samples.sum()
 
-    stepper = Stepper(step, CPU, 10_000)
+    stepper = Stepper(step, CPU, 10_000, torch.nn.Identity())
     given = [torch.arange(4), torch.arange(3)]
     assert [int(stepper(samples)) for samples in given] == [6, 3]
     assert calls == given
     assert stepper.graphs == {}
     assert not worth_compiling(CPU, 10**9)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_out_of_memory_goes_on_with_the_same_result(failing: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The batch is taken whole again, with what the backward pass needs elsewhere: the same bits come out."""
+
+    def run(fail_at: int | None) -> Classifier:
+        classifier = small_classifier()
+        optimiser = Optimiser(classifier, OptimiserConfig(), 4, CPU, head=True)
+        feeder, calls = Feeder(small_store(), SPEC, 0, CPU), [0]
+        set_mode(classifier, training=True)
+
+        def step(samples: Tensor) -> Tensor:
+            _, logits = forward(classifier, feeder.view(samples), CPU)
+            calls[0] += 1
+            if calls[0] - 1 == fail_at:
+                raise torch.OutOfMemoryError("no room")
+            loss = logits.square().mean()
+            optimiser.update(loss)
+            return loss.detach()
+
+        stepper = Stepper(step, CPU, 4, classifier)
+        for number in range(4):
+            stepper(torch.arange(number, number + 8))
+        assert stepper.offload == (fail_at is not None)
+        return classifier
+
+    plain, failed = run(None).state_dict(), run(failing).state_dict()
+    assert all(torch.equal(plain[name], failed[name]) for name in plain if not name.endswith("num_batches_tracked"))
+    assert "ran out of memory" in caplog.text
+
+
+def test_a_pass_that_runs_out_of_memory_takes_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from usfan import engine
+
+    classifier, store = small_classifier(), small_store()
+    expected = forward_store(classifier, store, SPEC, CPU)
+    plain, sizes = engine.forward, []
+
+    def crowded(classifier: Classifier, images: Tensor, runtime: Runtime, **options: bool) -> tuple[Tensor, Tensor]:
+        sizes.append(len(images))
+        if len(images) > 10:
+            raise torch.OutOfMemoryError("no room")
+        return plain(classifier, images, runtime, **options)
+
+    monkeypatch.setattr(engine, "forward", crowded)
+    found = forward_store(classifier, store, SPEC, CPU)
+    assert sizes == [30, 15, 8, 7, 15, 8, 7]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_batch_norm_frozen_stays_at_its_statistics() -> None:

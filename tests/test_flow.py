@@ -101,17 +101,6 @@ def test_labels_are_not_needed(data, source, tmp_path):
     assert (adapted / "model.safetensors").read_bytes() == (labelled / "model.safetensors").read_bytes()
 
 
-def test_broken_images_are_named_and_left_out(data, source, tmp_path, capsys):
-    broken = tmp_path / "broken"
-    shutil.copytree(data["target"], broken)
-    (broken / "class-1" / "003.png").write_bytes(b"not a picture")
-    assert usfan("predict", source, broken, "--out", tmp_path / "table.csv", *TINY) == 0
-    assert "class-1/003.png" in " ".join(capsys.readouterr().err.split())
-    assert len(rows(tmp_path / "table.csv")) == 29
-    assert usfan("predict", source, broken, "--out", tmp_path / "strict.csv", "--strict", *TINY) == 2
-    assert not (tmp_path / "strict.csv").exists()
-
-
 def test_a_posterior_for_a_model_folder(data, source, tmp_path):
     out = tmp_path / "refitted"
     assert usfan("posterior", source, data["target"], "--out", out, "--prior", "2.5", *TINY) == 0
@@ -119,6 +108,32 @@ def test_a_posterior_for_a_model_folder(data, source, tmp_path):
     assert metrics["prior_precision"] == pytest.approx(2.5)
     assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     adapt_tiny(out, data["target"], tmp_path / "adapted")
+
+
+def test_a_prior_from_the_weight_decay_of_the_training(data, source, tmp_path, capsys):
+    """As stored in the model folder; else as given; else one clear line, before any work."""
+    command = ("posterior", source, data["target"], "--prior", "weight-decay", "--out")
+    assert usfan(*command, tmp_path / "stored", *TINY) == 0
+    assert json.loads((tmp_path / "stored" / "metrics.json").read_text())["prior_precision"] == pytest.approx(30 * 1e-3)
+    assert usfan(*command, tmp_path / "given", "--weight-decay", 0.02, *TINY) == 0
+    assert json.loads((tmp_path / "given" / "metrics.json").read_text())["prior_precision"] == pytest.approx(30 * 0.02)
+    assert json.loads((tmp_path / "given" / "config.json").read_text())["summary"]["weight_decay"] == 0.02
+    private = package.SourceModel.load(source).save(tmp_path / "private", private=True)
+    config = json.loads((private / "config.json").read_text())
+    torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "mine.pth")
+    for stored in (None, "much", -1, True):
+        config["summary"] = {} if stored is None else {"weight_decay": stored}
+        (private / "config.json").write_text(json.dumps(config))
+        capsys.readouterr()
+        refused = ("posterior", private, data["target"], "--prior", "weight-decay", "--out", tmp_path / "none")
+        assert usfan(*refused, *TINY) == 2
+        said = capsys.readouterr().err
+        assert (said.count("\n"), "--weight-decay" in said) == (1, True)
+    weights = ("posterior", tmp_path / "mine.pth", data["target"], "--backbone", "resnet18", "--out", tmp_path / "none")
+    assert usfan(*weights, "--prior", "weight-decay", *TINY) == 2
+    assert "--weight-decay" in capsys.readouterr().err
+    assert usfan(*command, tmp_path / "none", "--weight-decay", "-1", *TINY) == 2
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_posterior_for_a_state_dict(data, tmp_path, capsys):

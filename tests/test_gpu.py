@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from process_worker import CLASSES, pictures
 from usfan.adaptation.adapt import adapt
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
+from usfan.data.cache import PixelStore, open_store
+from usfan.data.gpu_decode import MEAN_DIFFERENCE
+from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
-from usfan.engine import Feeder, Stepper, forward_store
+from usfan.engine import Feeder, forward_store
 from usfan.models.model import SourceModel
 from usfan.runtime import Runtime, start_runtime
 from usfan.source import train_source
+from usfan.stepper import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda", 0)
@@ -28,7 +34,7 @@ def store(count: int = 157, where: str = "device") -> PixelStore:
 
 
 def trained(engine: Runtime, data: PixelStore) -> SourceModel:
-    """Two epochs of four batches of 32 and one of 13: ten steps, of which the fast path captures some."""
+    """Two epochs of five batches of 32: ten steps, of which the fast path captures some."""
     settings = {"backbone": "smooth", "epochs": 2, "batch_size": 32, "bottleneck": 16, "augment": "resized-crop"}
     return train_source(data, runtime=engine, **settings)
 
@@ -130,3 +136,70 @@ def test_bf16_is_close_and_features_are_float32() -> None:
     assert features.dtype == logits.dtype == torch.float32
     assert float((features - exact_features).abs().mean()) < 0.02 * float(exact_features.abs().mean())
     assert float((logits.argmax(1) == exact_logits.argmax(1)).float().mean()) > 0.9
+
+
+@pytest.mark.shared_data
+def test_jpegs_decoded_by_the_gpu_are_close_to_the_cpus(shared_data: Path, tmp_path: Path) -> None:
+    """Photographs, at their own size and shrunk: the mean difference in levels of 255, and no picture far off."""
+    data = ImageData(shared_data / "office31" / "dslr").subset(range(0, 498, 5))
+    for size in (256, 96):
+        expected = open_store(data, size=size, device="cuda").pixels.int()
+        found = open_store(data, size=size, device="cuda", decode="gpu", cache_dir=tmp_path)
+        again = open_store(data, size=size, device="cuda", decode="gpu", cache_dir=tmp_path)
+        assert found.device.type == "cuda"
+        assert torch.equal(found.pixels, again.pixels)
+        difference = (found.pixels.int() - expected).abs().float()
+        assert float(difference.mean()) < MEAN_DIFFERENCE
+        assert float(difference.mean(dim=(1, 2, 3)).max()) < 3 * MEAN_DIFFERENCE
+
+
+def test_files_that_are_no_plain_jpegs_are_the_cpus_on_the_gpu_too(tmp_path: Path) -> None:
+    pixels = pictures(12, 0)[0][:, 0].numpy()
+    for i, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / f"{i:02}.{'png' if i % 2 else 'jpg'}")  # grey, either way
+    (tmp_path / "05.png").write_text("broken")
+    data = ImageData(tmp_path)
+    found = open_store(data, size=24, device="cuda", decode="gpu")
+    assert torch.equal(found.pixels, open_store(data, size=24, device="cuda").pixels)
+    assert [Path(path).name for path in data.unreadable] == ["05.png"]
+
+
+def test_compiled_crops_are_the_eager_ones() -> None:
+    engine = start_runtime(RuntimeConfig(device="cuda"))
+    pixels = torch.randint(0, 256, (40, 3, 64, 64), dtype=torch.uint8, device=CUDA)
+    feeder = Feeder(PixelStore(pixels, torch.arange(40)), InputSpec(3, 56, 64), 3, engine)
+    feeder.epoch.fill_(5)
+    samples = torch.arange(39, 7, -1, device=CUDA)
+    torch.testing.assert_close(feeder.view(samples, compiled=True), feeder.view(samples), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_left_after_whole_batches_is_padded_and_cut_off() -> None:
+    engine = exact()
+    model = trained(engine, store())
+    data = store(150)
+    features, logits = forward_store(model.classifier, data, model.spec, engine, batch_size=70)
+    whole, _ = forward_store(model.classifier, data, model.spec, engine, batch_size=150)
+    assert features.shape[0] == logits.shape[0] == 150
+    torch.testing.assert_close(features, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_memory_gives_the_same_result(caplog: pytest.LogCaptureFixture) -> None:
+    """Room for the network and a batch of pixels, not for all that the backward pass keeps."""
+    settings = {"backbone": "resnet18", "pretrained": "none", "epochs": 1, "batch_size": 128, "validation_share": 0.0}
+    data = PixelStore(
+        torch.randint(0, 256, (256, 3, 256, 256), dtype=torch.uint8, device=CUDA),
+        torch.arange(256),
+        torch.arange(256) % 4,
+        tuple("abcd"),
+    )
+    plain = train_source(data, runtime=exact(), **settings)
+    assert "ran out of memory" not in caplog.text
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2.5e9) / total)
+        crowded = train_source(data, runtime=exact(), **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "ran out of memory" in caplog.text
+    assert largest_difference(plain, crowded) < 1e-4

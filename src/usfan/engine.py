@@ -1,14 +1,8 @@
-"""The step that both stages take, replayed as a CUDA graph on a GPU, and the pass over all of a data set.
-
-On a GPU the first steps of each batch size run eagerly (they are real steps, and warm up), then the whole step (view,
-forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where
-capture fails the step goes on eagerly, and says so.
-"""
+"""What both stages share: batches, views, the forward pass, and the pass over all of a data set."""
 
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.cache import PixelStore, open_store
-from usfan.data.views import InputSpec, test_view, train_view
+from usfan.data.views import InputSpec, normalised_crops, statistics, test_view, train_view
 from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier
 from usfan.progress import bar
@@ -26,62 +20,12 @@ from usfan.runtime import Runtime, permutation
 
 log = logging.getLogger(__name__)
 
-WARM_UP = 3
-WORTH_CAPTURING = 50
 WORTH_COMPILING = 30_000
-"""Steps from which capturing and compiling pay under compile="auto"."""
+"""Steps from which compiling pays under compile="auto"."""
+LEFT_OVER = 64
+"""Batch size of what is left after the whole batches of a pass: the recipe's, which is set up for training anyway."""
 TRY_KERNELS = False
 """Let cuDNN time its kernels for compiled steps."""
-
-
-class Stepper:
-    """Calls `step(*inputs)`; on a GPU, where it pays, replays it as a CUDA graph, one per batch size."""
-
-    def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int) -> None:
-        self.step, self.device = step, runtime.device
-        self.capture = runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
-        self.calls: dict[int, int] = {}
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        if not self.capture:
-            return self.step(*inputs)
-        size = len(inputs[0])
-        if size in self.graphs:
-            graph, static, result = self.graphs[size]
-            for there, here in zip(static, inputs, strict=True):
-                there.copy_(here, non_blocking=True)
-            graph.replay()
-            return result.clone()
-        self.calls[size] = self.calls.get(size, 0) + 1
-        if self.calls[size] <= WARM_UP:
-            return self._on_side_stream(inputs)
-        return self._record(inputs)
-
-    def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            result = self.step(*inputs)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        return result
-
-    def _record(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        static = tuple(t.clone() for t in inputs)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            torch.cuda.synchronize(self.device)
-            gc.collect()  # an old graph freed in the middle of a capture would break it
-            with torch.cuda.graph(graph):
-                result = self.step(*static)
-        except Exception as error:
-            log.warning("the step could not be captured as a CUDA graph and runs eagerly: %s", error)
-            self.capture = False
-            torch.cuda.synchronize(self.device)
-            return self.step(*inputs)
-        self.graphs[len(inputs[0])] = (graph, static, result)
-        graph.replay()
-        return result.clone()
 
 
 class Feeder:
@@ -97,13 +41,16 @@ class Feeder:
         samples = samples.to(self.device)
         return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
 
-    def view(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+    def view(self, samples: Tensor, staged: Tensor | None = None, *, compiled: bool = False) -> Tensor:
         if len(samples) == 0:  # fewer samples in the last batch than processes
             return torch.empty(0, self.spec.channels, self.spec.size, self.spec.size, device=self.device)
-        if staged is None:
-            return train_view(self.store.pixels, samples, samples, self.spec, self.seed, self.epoch)
-        rows = torch.arange(len(samples), device=self.device)
-        return train_view(staged, rows, samples, self.spec, self.seed, self.epoch)
+        rows = samples if staged is None else torch.arange(len(samples), device=self.device)
+        pixels = self.store.pixels if staged is None else staged
+        if compiled and self.spec.augment == "crop-flip":
+            return compiled_crops()(
+                pixels, rows, samples, self.spec.size, self.seed, self.epoch, *statistics(self.spec, self.device)
+            )
+        return train_view(pixels, rows, samples, self.spec, self.seed, self.epoch)
 
 
 def engine_store(
@@ -134,6 +81,12 @@ def compiled_forward() -> Callable:
     """One compiled extractor for all classifiers: networks of the same shape, in either stage, share its code."""
     torch._dynamo.config.recompile_limit = 64  # a study has several networks
     return torch.compile(lambda classifier, images: classifier.extract(images), dynamic=False)
+
+
+@functools.cache
+def compiled_crops() -> Callable:
+    """Crops, flips and normalisation as one kernel."""
+    return torch.compile(normalised_crops, dynamic=False)
 
 
 def forward(
@@ -210,6 +163,7 @@ def forward_store(
     *,
     rows: Tensor | None = None,
     batch_size: int = 256,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
     classifier.eval()
@@ -217,22 +171,46 @@ def forward_store(
         rows = torch.arange(len(store), device=runtime.device)
     count = len(rows)
     parts: list[tuple[Tensor, Tensor]] = []
-    own = range(runtime.rank * batch_size, count, runtime.world * batch_size)
-    for start in own:
-        batch = rows[start : start + batch_size]
-        images = test_view(store.batch(pad_rows(batch, batch_size, runtime), runtime.device), spec)
-        features, logits = forward(classifier, images, runtime)
+    spans = pass_spans(count, batch_size, runtime)
+    own = spans[runtime.rank :: runtime.world]
+    for start, size in own:
+        batch = rows[start : start + size]
+        padded = torch.cat([batch, batch[-1:].expand(size - len(batch))])
+        whole = compiled and size == batch_size
+        features, logits = pass_batch(classifier, store, padded, spec, runtime, compiled=whole)
         parts.append((features[: len(batch)], logits[: len(batch)]))
     if runtime.world == 1:
         return torch.cat([f for f, _ in parts]), torch.cat([z for _, z in parts])
-    return gather_parts(classifier, parts, list(own), count, runtime)
+    return gather_parts(classifier, parts, [start for start, _ in own], count, runtime)
 
 
-def pad_rows(rows: Tensor, size: int, runtime: Runtime) -> Tensor:
-    """On a GPU, `size` rows, the last one repeated: a new batch size costs it seconds. Elsewhere as they are."""
-    if runtime.device.type != "cuda" or len(rows) == size:
-        return rows
-    return torch.cat([rows, rows[-1:].expand(size - len(rows))])
+def pass_batch(
+    classifier: Classifier, store: PixelStore, rows: Tensor, spec: InputSpec, runtime: Runtime, *, compiled: bool
+) -> tuple[Tensor, Tensor]:
+    """One batch of a pass; where memory runs out, in halves."""
+    try:
+        images = test_view(store.batch(rows, runtime.device), spec)
+        return forward(classifier, images, runtime, compiled=compiled)
+    except torch.OutOfMemoryError:
+        if len(rows) < 2:
+            raise
+        log.warning("the GPU ran out of memory on a batch of %d images: trying halves", len(rows))
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    halves = [
+        pass_batch(classifier, store, part, spec, runtime, compiled=False) for part in rows.split(-(-len(rows) // 2))
+    ]
+    return torch.cat([f for f, _ in halves]), torch.cat([z for _, z in halves])
+
+
+def pass_spans(count: int, batch_size: int, runtime: Runtime) -> list[tuple[int, int]]:
+    """(start, size) of the batches of a pass. On a GPU a size that is new costs seconds: what is left after the whole
+    batches goes in batches of 64, the last one filled up. Elsewhere the last batch is as small as it comes."""
+    whole = count - count % batch_size
+    spans = [(start, batch_size) for start in range(0, whole, batch_size)]
+    if runtime.device.type != "cuda":
+        return spans + ([(whole, count - whole)] if whole < count else [])
+    return spans + [(start, LEFT_OVER) for start in range(whole, count, LEFT_OVER)]
 
 
 def gather_parts(

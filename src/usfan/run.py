@@ -114,13 +114,9 @@ def remove_parts(folder: Path) -> None:
 
 def mend_log(path: Path) -> None:
     """Cut off a last line that was only half written: a disk that was full, a machine that stopped."""
-    if not path.is_file():
-        return
-    with open(path, "rb+") as file:
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            file.truncate(whole)
+    if path.is_file():
+        with open(path, "rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class RunFolder:

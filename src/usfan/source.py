@@ -17,7 +17,6 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine import (
     Feeder,
-    Stepper,
     count_batches,
     engine_store,
     epoch_batches,
@@ -38,6 +37,7 @@ from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.run import RunFolder
 from usfan.runtime import Runtime, permutation, seed_everything, start_runtime
+from usfan.stepper import Stepper
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Training:
         self.optimiser = Optimiser(classifier, config, self.steps, runtime, head=True)
         self.feeder = Feeder(store, spec, config.seed, runtime)
         self.compiled = worth_compiling(runtime, self.steps)
-        self.stepper = Stepper(self.step, runtime, self.steps)
+        self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
         self.best_state: dict[str, Tensor] = {}
 
@@ -168,7 +168,8 @@ class Training:
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss (Eq. 1) → backward → update."""
         whole = self.compiled and len(samples) == self.config.batch_size
-        _, logits = forward(self.classifier, self.feeder.view(samples, staged), self.runtime, compiled=whole)
+        view = self.feeder.view(samples, staged, compiled=whole)
+        _, logits = forward(self.classifier, view, self.runtime, compiled=whole)
         losses = smoothed_cross_entropy(logits, self.labels[samples], self.config.label_smoothing)
         loss = global_mean(losses, self.runtime.total_or_alone)
         self.optimiser.update(loss)

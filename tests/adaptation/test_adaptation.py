@@ -1,5 +1,6 @@
 """Stage 2 through its one door: what it may see, that seeds repeat, and that each method is the value it says it is."""
 
+import dataclasses
 import inspect
 
 import numpy as np
@@ -8,12 +9,15 @@ import torch
 
 import usfan
 from lookalikes import picture
+from usfan.adaptation import objectives
 from usfan.adaptation.adapt import Adaptation
+from usfan.adaptation.guard import TRUSTED, Guard
 from usfan.adaptation.settings import choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
 from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import engine_store, forward, set_mode
+from usfan.posterior.predictive import certainty_weights
 from usfan.runtime import start_runtime
 
 CLASSES = ("a", "b", "c")
@@ -103,7 +107,7 @@ def first_step(source, **settings):
     with torch.no_grad():
         features, logits = forward(run.classifier, run.feeder.view(samples), runtime)
     run.optimiser.schedule(0)
-    run.pseudo_label_weight.fill_(config.pseudo_label_weight)
+    run.objective.pseudo_label_weight.fill_(config.pseudo_label_weight)
     return run, samples, features, logits
 
 
@@ -138,8 +142,37 @@ def test_shot_adds_the_pseudo_label_loss(source):
     close(loss, entropy + diversity - 0.3 * picked.mean())
 
 
-def test_u_sfan_weighs_by_the_table_of_the_epoch(source):
+def test_u_sfan_balances_its_weights_and_looks_at_the_whole_target_for_diversity(source):
+    """Weights of mean 1 within each predicted class; p̂ is nine tenths the target's, one tenth the batch's."""
     run, samples, _, logits = first_step(source, method="u-sfan")
+    loss, _, loss_diversity, _ = run.step(samples)
+    weights, outputs = run.guidance.weights, run.guard.source
+    predicted = outputs.probs.argmax(1)
+    raw = outputs.posterior_probs.double()
+    raw = torch.exp((raw * raw.log()).sum(1))
+    for label in predicted.unique():
+        own = predicted == label
+        close(weights[own], raw[own] / raw[own].mean())
+    mean = 0.9 * outputs.probs.double().mean(0) + 0.1 * logits.double().softmax(1).mean(0)
+    close(loss_diversity, (mean * torch.log(mean + 1e-5)).sum())
+    close(loss, recipe(logits, weights[samples].double())[0] + loss_diversity)
+
+
+def test_the_memory_of_diversity_has_the_gradient_of_the_batch(source):
+    """d L_div / d p̄_k = log m_k + m_k / (m_k + 1e-5), at the mixed mean m, not times the share of the batch."""
+    run, _, _, logits = first_step(source, method="u-sfan")
+    probs = logits.softmax(1).requires_grad_()
+    mean = run.objective.mean_probs(probs, torch.ones(8), torch.ones(8))
+    objectives.diversity(mean).backward()
+    slope = torch.log(mean + 1e-5) + mean / (mean + 1e-5)
+    close(probs.grad, (slope / 8).detach().expand(8, -1))
+
+
+PLAIN = {"balance": False, "diversity_memory": 0.0}
+
+
+def test_u_sfan_weighs_by_the_table_of_the_epoch(source):
+    run, samples, _, logits = first_step(source, method="u-sfan", **PLAIN)
     loss, _, _, _ = run.step(samples)
     weights = run.guidance.weights
     close(weights.mean(), torch.ones(()))
@@ -171,6 +204,31 @@ def test_shot_im_entropy_weighs_by_the_point_estimate(source):
     options = {"temperature": 0.4, "samples": 128}
     close(raw_weights("point", features, logits, source.posterior, **options), weights)
     assert bool((raw_weights("none", features, logits, source.posterior, **options) == 1).all())
+
+
+def test_weights_inside_the_diversity_term(source):
+    run, samples, _, logits = first_step(source, method="u-sfan", weigh_diversity=True, **PLAIN)
+    _, _, loss_diversity, _ = run.step(samples)
+    weights = run.guidance.weights[samples].double()
+    mean = (weights[:, None] * logits.double().softmax(1)).sum(0) / weights.sum()
+    close(loss_diversity, (mean * torch.log(mean + 1e-5)).sum())
+
+
+def test_open_set_separation_lowers_the_entropy_of_known_and_raises_that_of_unknown_samples(source):
+    run, samples, _, logits = first_step(source, method="shot-im", open_set=True, separation=1.0)
+    known = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
+    run.guidance.known[samples] = known
+    loss, _, _, _ = run.step(samples)
+    entropy, diversity = recipe(logits[known > 0])
+    close(loss, entropy + diversity - recipe(logits[known == 0])[0])
+
+
+def test_the_recipe_leaves_unknown_samples_out_of_the_entropy_term_only(source):
+    run, samples, _, logits = first_step(source, method="shot-im", open_set=True, separation=0.0)
+    known = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
+    run.guidance.known[samples] = known
+    loss, _, _, _ = run.step(samples)
+    close(loss, recipe(logits[known > 0])[0] + recipe(logits)[1])
 
 
 def test_partial_set_has_no_diversity_term(source):
@@ -213,3 +271,39 @@ def test_two_classes():
     model = usfan.train_source(pair, backbone="digits-cnn", epochs=1, batch_size=8, bottleneck=8)
     for settings in ({}, {"open_set": True}, {"partial_set": True}):
         assert usfan.adapt(model, pair, "u-sfan+", **TINY, **settings).passes.after.probs.shape == (24, 2)
+
+
+def distrusted(**validators):
+    return Guard.distrust({"drift": 0.4, "doubtful_drift": 0.8, **validators})
+
+
+def test_the_guard_distrusts_a_run_that_moves_what_the_source_was_certain_of():
+    assert distrusted() is None
+    assert distrusted(doubtful_drift=TRUSTED) is None
+    assert distrusted(doubtful_drift=0.3, drift=0.01) is None
+    reason = distrusted(doubtful_drift=0.3)
+    assert "40% of the images" in reason
+    assert "0.30" in reason
+
+
+def test_swapped_classes_are_not_kept(source, monkeypatch):
+    """The more certain half of the images gets another class: as confident, as diverse, and yet the guard sees it."""
+    plain = Adaptation.outputs
+
+    def swapped(self):
+        found = plain(self)
+        if self.guard.source is None:
+            return found
+        certain = certainty_weights(found.posterior_probs)
+        logits = torch.where((certain > certain.median())[:, None], found.logits.roll(1, dims=1), found.logits)
+        return dataclasses.replace(found, logits=5 * logits, probs=(5 * logits).softmax(1))
+
+    monkeypatch.setattr(Adaptation, "outputs", swapped)
+    monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
+    model = usfan.adapt(source, squares(), **TINY)
+    before, *_, last = (record["validators"] for record in model.history["records"])
+    assert last["information_maximization"] > before["information_maximization"]
+    assert last["doubtful_drift"] == 0
+    assert model.history["kept_epoch"] == 0
+    assert "not trusted" in model.history["guard"]["reason"]
+    assert same(model, source)

@@ -54,6 +54,7 @@ def test_order_and_content(photos, workers):
     assert [os.path.basename(entry.path) for entry in skipped] == ["005.jpg", "017.jpg", "018.jpg", "099.jpg"]
     assert [entry.reason for entry in skipped][:3] == ["truncated", "not an image of a known format", "empty file"]
     assert sum(seen) == 100
+    assert data.unreadable == {entry.path: entry.reason for entry in skipped}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -128,11 +129,14 @@ def test_bad_settings(photos, options):
 
 
 def test_report():
-    assert report_skipped([]) == ""
-    one = [Skipped("/a/b/mug/x.jpg", "truncated")]
-    assert report_skipped(one) == "skipped 1 unreadable file: mug/x.jpg (truncated)"
-    assert report_skipped(one * 5).startswith("skipped 5 unreadable files: mug/x.jpg (truncated), ")
-    assert report_skipped(one * 5).endswith("…")
+    assert report_skipped({}, 9) == []
+    one = {"/a/mug/x.jpg": "truncated"}
+    assert report_skipped(one, 9) == ["cannot read /a/mug/x.jpg: truncated", "skipped 1 unreadable file of 9 images"]
+    three = {f"/a/{n}\n.jpg": "empty file" for n in "xyz"}
+    assert len(report_skipped(three, 9)) == 4
+    cut = report_skipped(three, 9, most=2)
+    assert cut[0] == "cannot read '/a/x\\n.jpg': empty file"  # one line, whatever the name
+    assert cut[2:] == ["… and 1 more", "skipped 3 unreadable files of 9 images"]
 
 
 def open_files() -> int:

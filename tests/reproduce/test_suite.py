@@ -1,5 +1,6 @@
 """`usfan reproduce` end to end on look-alikes of every data set: all pairs, the table, resuming, and clear refusals."""
 
+import io
 import json
 import shutil
 
@@ -94,6 +95,45 @@ def test_a_finished_cell_is_never_run_twice(digits, tmp_path, capsys):
     assert (out / "table.md").read_bytes() == table
     assert reproduce("digits", digits, out, "--methods", "source-only", "shot", "u-sfan") == 0  # one more method
     assert "| shot |" in (out / "table.md").read_text()
+
+
+def test_two_processes_give_the_same_rows_as_one(digits, tmp_path, capfd):
+    for jobs in (1, 2):
+        out = tmp_path / f"jobs-{jobs}"
+        assert reproduce("digits", digits, out, "--methods", "source-only", "u-sfan", "--jobs", jobs) == 0
+    one, two = (json.loads((tmp_path / f"jobs-{jobs}" / "results.json").read_text())["rows"] for jobs in (1, 2))
+    different = {"seconds"}
+    assert [{k: v for k, v in r.items() if k not in different} for r in one] == [
+        {k: v for k, v in r.items() if k not in different} for r in two
+    ]
+    shown = capfd.readouterr().err
+    assert "[1/" in shown
+
+
+def test_no_jobs_is_a_mistake_and_what_is_done_stays(digits, tmp_path, capsys):
+    root = tmp_path / "data"
+    shutil.copytree(digits, root)
+    out = tmp_path / "study"
+    assert reproduce("digits", root, out, "--methods", "source-only", "--pairs", "M-U") == 0
+    capsys.readouterr()
+    assert reproduce("digits", root, out, "--methods", "source-only", "shot", "--pairs", "M-U", "--jobs", 0) == 2
+    assert "jobs must be" in capsys.readouterr().err
+    assert len(list((out / "cells").glob("*.json"))) == 1
+
+
+def test_the_table_fills_up_on_a_terminal(digits, tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from usfan.reproduce import live
+
+    screen = io.StringIO()
+    monkeypatch.setattr(live, "console", Console(file=screen, force_terminal=True, width=100))
+    assert reproduce("digits", digits, tmp_path / "study", "--methods", "source-only", "--pairs", "M-U", "U-M") == 0
+    text = screen.getvalue()
+    assert "0 of 2 cells" not in text
+    assert "1 of 2 cells" in text
+    assert "2 of 2 cells" in text
+    assert "·" in text
 
 
 def refused(capsys, *arguments) -> str:

@@ -1,6 +1,4 @@
-"""Stage 2, the one loop: adapt the extractor to unlabelled images, the head stays frozen.
-
-    loss = s · [(1 − γ) L_ent^ug + γ L_div] + β · CE(pseudo-labels)         s = 2: SHOT-IM is the recipe's at γ = ½
+"""Stage 2, the one loop: adapt the extractor to unlabelled images, the head stays frozen. The loss is in `loss.py`.
 
 It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door.
 """
@@ -19,22 +17,14 @@ from torch import Tensor
 
 from usfan.adaptation.guard import Guard, Kept
 from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
-from usfan.adaptation.objectives import (
-    diversity,
-    global_mean,
-    sample_entropy,
-    smoothed_cross_entropy,
-    soft_cross_entropy,
-)
 from usfan.adaptation.open_set import split_unknown
 from usfan.adaptation.settings import choose_posterior, resolve_defaults
-from usfan.adaptation.weights import raw_weights
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
     Feeder,
-    Stepper,
     count_batches,
     engine_store,
     epoch_batches,
@@ -50,10 +40,10 @@ from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_im
 from usfan.optimiser import Optimiser
 from usfan.run import RunFolder
 from usfan.runtime import Runtime, seed_everything, start_runtime
+from usfan.stepper import Stepper
 
 log = logging.getLogger(__name__)
 
-LOSSES = ("loss", "loss_entropy", "loss_diversity", "loss_pseudo")
 Progress = Callable[[int, int, dict[str, float]], None]
 
 
@@ -101,13 +91,13 @@ class Adaptation:
         self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
         self.feeder = Feeder(store, source.spec, config.seed, runtime)
         self.guidance = Guidance.empty(len(store), len(source.classes), runtime.device)
-        self.pseudo_label_weight = torch.zeros((), device=runtime.device)
+        beta = torch.zeros((), device=runtime.device)
+        self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
         self.compiled = worth_compiling(runtime, self.steps)
-        self.stepper = Stepper(self.step, runtime, self.steps)
+        self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set)
         self.records: list[dict[str, Any]] = []
         self.path: list[Tensor] = []
-        self.separation = config.separation if config.open_set else 0.0
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
@@ -118,15 +108,15 @@ class Adaptation:
             before = outputs if epoch == 0 else before
             if self.guard.collapsed:
                 break
-            if epoch == 0 and self.separation:
+            if epoch == 0 and self.objective.separation:
                 self.settle_statistics()
             self.train_epoch(epoch)
         else:
             outputs = self.refresh(self.epochs)
             before = outputs if self.epochs == 0 else before
         kept = self.guard.finish()
-        if kept.state is not None and kept.epoch != self.guard.latest:
-            self.classifier.load_state_dict(kept.state)
+        if kept.epoch != self.guard.latest:
+            self.classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
             outputs = self.outputs()
         if before is None:
             before = self.source_outputs()
@@ -166,7 +156,9 @@ class Adaptation:
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; validators, weights, pseudo-labels share it."""
-        features, logits = forward_store(self.classifier, self.store, self.source.spec, self.runtime)
+        features, logits = forward_store(
+            self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled
+        )
         probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
@@ -193,7 +185,7 @@ class Adaptation:
             source_neighbours=self.guard.neighbours(),
             posterior_probs=outputs.posterior_probs,
         )
-        if self.separation:
+        if self.objective.separation:
             figures["information_maximization"] = self.guidance.known_information(outputs.probs)
         self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))
         self.guard.consider(epoch, figures, outputs.probs, self.classifier)
@@ -212,7 +204,7 @@ class Adaptation:
         seed_everything(self.config.seed, epoch, part=self.runtime.rank)
         self.feeder.epoch.fill_(epoch)
         warming = epoch < self.config.pseudo_label_warmup
-        self.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
+        self.objective.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
         set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
         sums = torch.zeros(len(LOSSES), device=self.runtime.device)
         started, lr = time.perf_counter(), 0.0
@@ -233,61 +225,12 @@ class Adaptation:
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → weights → loss → backward → update."""
-        config, total = self.config, self.runtime.total_or_alone
-        whole = self.compiled and len(samples) == config.batch_size
-        features, logits = forward(self.classifier, self.feeder.view(samples, staged), self.runtime, compiled=whole)
-        guide, known = self.guidance, self.guidance.known[samples]
-        weights = self.step_weights(samples, features, logits, known)
-        probs = self.objective_probs(features, logits)
-        entropies = sample_entropy(probs)
-        loss_entropy = global_mean(weights * entropies, total, known)
-        loss = (1 - config.gamma) * loss_entropy
-        if self.separation:
-            loss = loss - (1 - config.gamma) * self.separation * global_mean(entropies, total, 1 - known)
-        loss_diversity = diversity(self.mean_probs(probs, weights, known))
-        if not config.partial_set:
-            loss = loss + config.gamma * loss_diversity
-        loss = config.objective_scale * loss
-        loss_pseudo = torch.zeros_like(loss)
-        if self.method.pseudo_labels:
-            each = smoothed_cross_entropy(logits, guide.pseudo_labels[samples], 0.0)
-            each = each * guide.weights[samples] if config.weigh_pseudo_labels else each
-            loss_pseudo = global_mean(each, total, known)
-            loss = loss + self.pseudo_label_weight * loss_pseudo
-        if config.neighbours:
-            each = (1 - guide.certainty[samples]) * soft_cross_entropy(logits, guide.targets[samples])
-            loss = loss + config.neighbour_weight * global_mean(each, total, known)
+        whole = self.compiled and len(samples) == self.config.batch_size
+        view = self.feeder.view(samples, staged, compiled=whole)
+        features, logits = forward(self.classifier, view, self.runtime, compiled=whole)
+        loss, figures = self.objective(samples, features, logits)
         self.optimiser.update(loss)
-        return torch.stack([loss.detach(), loss_entropy.detach(), loss_diversity.detach(), loss_pseudo.detach()])
-
-    def objective_probs(self, features: Tensor, logits: Tensor) -> Tensor:
-        """B×K, what information is maximised of: the point estimate."""
-        return logits.softmax(dim=1)
-
-    def step_weights(self, samples: Tensor, features: Tensor, logits: Tensor, known: Tensor) -> Tensor:
-        """From the table of the epoch, or as in Algorithm 1 from the batch as it is."""
-        config = self.config
-        if self.method.weights == "none" or config.refresh == "epoch":
-            return self.guidance.weights[samples]
-        weights = raw_weights(
-            self.method.weights,
-            features,
-            logits,
-            self.posterior,
-            temperature=config.temperature,
-            samples=config.samples,
-        )
-        if not config.normalise_weights:
-            return weights
-        return weights / global_mean(weights, self.runtime.total_or_alone, known).clamp_min(1e-12)
-
-    def mean_probs(self, probs: Tensor, weights: Tensor, known: Tensor) -> Tensor:
-        """p̂ of the batch; where the config says so, with the value of the whole target's, and the batch's gradient."""
-        total = self.runtime.total_or_alone
-        mask = known if self.separation else torch.ones_like(known)
-        mean = global_mean(probs, total, mask * weights if self.config.weigh_diversity else mask)
-        share = self.config.diversity_memory or 0.0
-        return mean if share == 0 else mean + share * (self.guidance.marginal - mean).detach()
+        return figures
 
     def record(self, epoch: int, validators: dict[str, float], outputs: Outputs) -> None:
         figures = {"epoch": epoch, **getattr(self, "pending", {}), "weight_mean": float(self.guidance.weights.mean())}

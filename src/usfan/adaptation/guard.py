@@ -1,4 +1,10 @@
-"""The guard: keep the iterate that a label-free validator prefers, the source model among the candidates."""
+"""The guard: keep the iterate that a label-free validator prefers, the source model among the candidates.
+
+Information maximisation ranks the iterates of a run, but it cannot tell classes that were swapped: they are as
+confident and as diverse as the right ones. The posterior can. Adaptation should change its mind about images that the
+source model doubted. Where the images whose class changed were not clearly less certain than those whose class stayed
+(`doubtful_drift` under `TRUSTED`), the run is not trusted, and the source model is kept.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,10 @@ from usfan.models.classifier import Classifier
 from usfan.models.model import Outputs
 
 NEIGHBOURS = 5
+TRUSTED = 0.6
+"""Least chance that a moved image was less certain than one that stayed; ½ is no relation at all (docs/results.md)."""
+MOVED = 0.05
+"""Share of the images that must have moved before that is asked."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +30,10 @@ class Kept:
     """The iterate that was kept, and why."""
 
     epoch: int
+    """0 is the source model."""
     reason: str
     state: dict[str, Tensor] | None = None
+    """Its weights; None for the source model's, and for the last iterate's."""
 
 
 class Guard:
@@ -63,6 +75,9 @@ class Guard:
     def finish(self) -> Kept:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
+        doubt = self.distrust(self.validators[self.best])
+        if doubt is not None:
+            return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
             return Kept(
                 self.best,
@@ -70,10 +85,19 @@ class Guard:
                 self.best_state,
             )
         if self.best == 0 and self.latest > 0:
-            return Kept(
-                0, "adaptation was not trusted: source model kept, because no iterate scored higher", self.best_state
-            )
+            return Kept(0, "adaptation was not trusted: source model kept, because no iterate scored higher")
         return Kept(self.best, f"kept epoch {self.best} of {self.latest}", self.best_state)
+
+    @staticmethod
+    def distrust(validators: dict[str, float]) -> str | None:
+        """Why an iterate is not to be trusted; None if it is."""
+        drift, doubtful = validators.get("drift", 0.0), validators.get("doubtful_drift", 1.0)
+        if drift < MOVED or doubtful >= TRUSTED:
+            return None
+        return (
+            f"it changed the class of {drift:.0%} of the images, and those were hardly less certain than the others "
+            f"(doubtful drift {doubtful:.2f}, {TRUSTED} is needed): classes may have been swapped"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.best_state or {})

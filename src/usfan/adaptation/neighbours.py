@@ -18,7 +18,7 @@ from torch import Tensor
 
 from usfan.adaptation.pseudo_labels import unit_features
 
-CHUNK = 4096
+CHUNK = 512
 
 
 def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:

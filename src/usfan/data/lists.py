@@ -89,7 +89,7 @@ def _text(file: str) -> str:
 
 
 def _is_path(word: str) -> bool:
-    return "/" in word or os.sep in word or os.path.splitext(word)[1].lower() in SUFFIXES
+    return "/" in word or os.sep in word or word.lower().endswith(tuple(SUFFIXES))
 
 
 def _labels(entries: list[Entry], paths: list[str], classes: Sequence[str] | None, shown: str) -> Labels | None:

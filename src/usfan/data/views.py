@@ -62,7 +62,7 @@ def keyed_uniform(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -
 
 
 @functools.lru_cache(maxsize=64)
-def _statistics(spec: InputSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+def statistics(spec: InputSpec, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and std in units of 0…255. Made once: a captured step must not bring values from the host."""
     mean, std = torch.tensor([spec.mean, spec.std], device=device) * 255
     return mean.view(-1, 1, 1), std.view(-1, 1, 1)
@@ -70,8 +70,15 @@ def _statistics(spec: InputSpec, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
     """uint8 → (x/255 − mean) / std, in float32."""
-    mean, std = _statistics(spec, pixels.device)
+    mean, std = statistics(spec, pixels.device)
     return (pixels.float() - mean) / std
+
+
+def normalised_crops(
+    pixels: Tensor, rows: Tensor, samples: Tensor, size: int, seed: int, epoch: Tensor, mean: Tensor, std: Tensor
+) -> Tensor:
+    """`normalise(crop_flip(…))` of tensors and numbers alone, for a compiler."""
+    return (crop_flip(pixels, rows, samples, size, seed, epoch).float() - mean) / std
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:

@@ -87,8 +87,8 @@ def aurc(correct: Tensor, score: Tensor) -> float:
 
 
 def entropies(probs: Tensor) -> Tensor:
-    """H(p) in nats of each row of probs N×K, float64; 0·log 0 = 0."""
-    return per_sample(lambda p: torch.special.entr(p.clamp_min(0)).sum(dim=1), probs.detach().cpu())
+    """H(p) in nats of each row of probs N×K, float64, where probs are; 0·log 0 = 0."""
+    return per_sample(lambda p: torch.special.entr(p.clamp_min(0)).sum(dim=1), probs.detach())
 
 
 def per_sample(function: Callable[[Tensor], Tensor], probs: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ With p (N×K) the point estimate, z (N×D) the features, H the entropy in nats a
     largest_class                   share of the samples in the most predicted class
     drift                           share of the samples whose argmax is not the source model's
     certain_drift                   the same, each sample weighted by the source model's certainty exp(−H(p̂)) of it
+    doubtful_drift                  chance that a sample whose argmax moved was less certain, to the source model, than
+                                    one whose argmax stayed (AUROC): ½ where moves have nothing to do with doubt, less
+                                    where the most certain samples move; 1 where nothing or everything moved
     source_neighbours               share of the five nearest neighbours, in the source model's features, that are
                                     predicted as the sample itself, averaged over the samples
     certain                         share of the samples with max_k p̂_k > (1 + 1/K)/2, p̂ the posterior predictive: past
@@ -41,6 +44,7 @@ DIRECTION: dict[str, int] = {
     "largest_class": -1,
     "drift": -1,
     "certain_drift": -1,
+    "doubtful_drift": 1,
     "source_neighbours": 1,
     "certain": 1,
 }
@@ -86,8 +90,9 @@ def validate(
         moved = probs.argmax(dim=1) != source_probs.to(probs.device).argmax(dim=1)
         figures["drift"] = _share(moved)
         if source_posterior_probs is not None:
-            weights = torch.exp(-entropies(source_posterior_probs)).to(probs.device)
+            weights = torch.exp(-entropies(source_posterior_probs.to(probs.device)))
             figures["certain_drift"] = float((weights * moved).sum() / weights.sum())
+            figures["doubtful_drift"] = order_probability(weights[moved], weights[~moved])
     if source_neighbours is not None:
         predicted = probs.argmax(dim=1)
         figures["source_neighbours"] = _share(predicted[source_neighbours] == predicted[:, None])
@@ -120,9 +125,21 @@ def neighbourhood_density(vectors: Tensor, temperature: float = TEMPERATURE, mos
     return float(total / len(unit))
 
 
+def order_probability(low: Tensor, high: Tensor) -> float:
+    """The chance that one of `low` is below one of `high`, ties counted half; 1 where either is empty."""
+    if len(low) == 0 or len(high) == 0:
+        return 1.0
+    ordered = low.sort().values
+    below = torch.searchsorted(ordered, high.contiguous()).double()
+    with_ties = torch.searchsorted(ordered, high.contiguous(), right=True).double()
+    return float((below + with_ties).mean() / (2 * len(low)))
+
+
 def class_shares(probs: Tensor) -> Tensor:
     """K shares of the samples by predicted class (argmax of probs N×K), float64."""
-    return torch.bincount(probs.argmax(dim=1).cpu(), minlength=probs.shape[1]).double() / max(len(probs), 1)
+    ones = torch.ones(len(probs), dtype=torch.float64, device=probs.device)
+    counts = ones.new_zeros(probs.shape[1]).index_add(0, probs.argmax(dim=1), ones)
+    return (counts / max(len(probs), 1)).cpu()
 
 
 def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None = None) -> str | None:

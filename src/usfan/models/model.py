@@ -64,7 +64,7 @@ class Passes:
     """Positions in the data of the images that could be read, in the order of the outputs."""
     skipped: tuple[Any, ...] = ()
     path: tuple[Tensor, ...] = ()
-    """The predicted class of each image after 0, 1, … epochs."""
+    """The predicted class of each image after 0, 1, … epochs (of a resumed run, after those since)."""
 
 
 @dataclass(eq=False)

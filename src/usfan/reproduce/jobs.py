@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,18 @@ from usfan.errors import UsfanError
 if TYPE_CHECKING:
     from usfan.reproduce.suite import Suite
 
+Show = Callable[[dict[str, Any], bool], None]
 
-def run_jobs(study: Suite) -> None:
-    """Every group of the study, `study.jobs` at a time."""
+
+def run_jobs(study: Suite, show: Show) -> None:
+    """Every group of the study, `study.jobs` at a time; `show` gets each row, and whether it is new."""
     waiting: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     for group in study.groups():
         waiting.put(group)
     failures: list[str] = []
     lock = threading.Lock()
     threads = [
-        threading.Thread(target=feed, args=(study, waiting, failures, lock), daemon=True)
+        threading.Thread(target=feed, args=(study, show, waiting, failures, lock), daemon=True)
         for _ in range(min(study.jobs, len(study.groups())))
     ]
     for thread in threads:
@@ -39,7 +42,7 @@ def run_jobs(study: Suite) -> None:
         raise UsfanError(f"{len(failures)} of {len(threads)} jobs failed; the first said: {failures[0]}")
 
 
-def feed(study: Suite, waiting: queue.SimpleQueue, failures: list[str], lock: threading.Lock) -> None:
+def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[str], lock: threading.Lock) -> None:
     """One child: give it groups until none is left, and show what it answers."""
     with subprocess.Popen(
         [sys.executable, "-m", "usfan.reproduce.jobs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,7 +54,7 @@ def feed(study: Suite, waiting: queue.SimpleQueue, failures: list[str], lock: th
                 tell(child, {"seed": seed, "source": source})
                 while "row" in (answer := hear(child)):
                     with lock:
-                        study.show(answer["row"], answer["fresh"])
+                        show(answer["row"], answer["fresh"])
                 if "error" in answer:
                     failures.append(answer["error"])
                     break

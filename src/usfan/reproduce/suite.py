@@ -76,7 +76,6 @@ class Suite:
     """Processes that run cells side by side."""
     given: dict[str, Any] = field(default_factory=dict)
     """The settings as they were given, from which another process opens the same study."""
-    shown: int = 0
 
     @classmethod
     def open(cls, name: str, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
@@ -104,14 +103,17 @@ class Suite:
         return study
 
     def run(self) -> Table:
-        self.check_folder()
-        if self.jobs > 1:
-            from usfan.reproduce.jobs import run_jobs
+        from usfan.reproduce.live import LiveTable
 
-            run_jobs(self)
-        else:
-            for seed, source in self.groups():
-                self.run_group(seed, source, self.show)
+        self.check_folder()
+        with LiveTable(self) as live:
+            if self.jobs > 1:
+                from usfan.reproduce.jobs import run_jobs
+
+                run_jobs(self, live.show)
+            else:
+                for seed, source in self.groups():
+                    self.run_group(seed, source, live.show)
         return self.finish()
 
     def groups(self) -> list[tuple[int, str]]:
@@ -123,19 +125,6 @@ class Suite:
             if cell[:2] == (seed, source):
                 done = self.cell_path(*cell).is_file()
                 show(self.run_cell(*cell), not done)
-
-    def show(self, row: dict[str, Any], fresh: bool) -> None:
-        """A finished cell, on the console."""
-        from usfan.progress import console
-
-        self.shown += 1
-        if self.on_cell is not None:
-            self.on_cell(row)
-        if fresh:
-            total = len(self.seeds) * len(self.pairs) * len(self.methods)
-            figure = row["os"] if self.setting == "open" else row[self.benchmark.metric]
-            what = f"{row['method']} {row['task']} seed {row['seed']}: {figure:.1f} ({row['seconds']:.0f} s)"
-            console.print(f"[{self.shown}/{total}] {what}", markup=False)
 
     def check_folder(self) -> None:
         """A folder holds one study: its cells are used again, so the settings must be the same."""

@@ -142,8 +142,12 @@ def adapt_stack(
     steps: int = TARGET_STEPS,
     learning_rate: float = LEARNING_RATE,
     advance: Callable[[int], None] = lambda steps: None,
+    look: Callable[[int, StackedMLP], None] = lambda steps, network: None,
 ) -> StackedMLP:
-    """Stage 2 of S networks: full batch, the head frozen, BatchNorm in training mode."""
+    """Stage 2 of S networks: full batch, the head frozen, BatchNorm in training mode.
+
+    `look` sees the networks after each step.
+    """
     method = METHODS[variant.method]
     network = copy.deepcopy(source)
     if not method.adapts:
@@ -166,4 +170,5 @@ def adapt_stack(
         loss.backward()
         optimiser.step()
         advance(len(points))
+        look(step + 1, network)
     return network.eval()

@@ -1,0 +1,58 @@
+"""One of several processes that share a pass: `share_worker.py RANK WORLD MEETING-FILE MODEL DATA OUT`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from usfan.data.sources import ImageData
+from usfan.data.stream import Skipped
+from usfan.errors import UsfanError
+from usfan.evaluation.evaluate import evaluate, run_over
+from usfan.evaluation.share import gather_json, gather_rows, own_share
+from usfan.models.model import SourceModel
+from usfan.runtime import Runtime
+from usfan.selective import write_predictions
+
+
+def refusal(call, *arguments, **options) -> str:
+    try:
+        call(*arguments, **options)
+    except (UsfanError, OSError) as error:
+        return str(error)
+    return "no refusal"
+
+
+def main() -> None:
+    rank, world = int(sys.argv[1]), int(sys.argv[2])
+    model, data, out = SourceModel.load(sys.argv[4]), sys.argv[5], Path(sys.argv[6])
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
+    runtime = Runtime(torch.device("cpu"), workers=0, rank=rank, world=world)
+    skipped: list[Skipped] = []
+    images = ImageData(data)
+    found = {"metrics": evaluate(model, images, batch_size=16, runtime=runtime, skipped=skipped)}
+    found["skipped"] = [entry.path for entry in skipped]
+    found["positions"] = run_over(model, images, 16, runtime)[1].tolist()
+    found["rows"] = write_predictions(out / "table.csv", model, ImageData(data), 0.5, runtime)
+    # The broken files lie in the shares of different processes, and one process can read nothing at all.
+    strict = ImageData(data, strict=True)
+    found["strict"] = [
+        refusal(evaluate, model, strict.subset(part), runtime=runtime, batch_size=2)
+        for part in ([0, 2, 3, 4], [3, 4, 0, 5])
+    ]
+    found["strict table"] = refusal(write_predictions, out / "none.csv", model, strict, runtime=runtime)
+    half = ImageData(data).subset([0, 0, 3, 4])
+    found["half"] = run_over(model, half, 2, runtime)[1].tolist()
+    found["none"] = refusal(run_over, model, half.subset([0, 1]), 1, runtime)
+    found["none table"] = refusal(write_predictions, out / "none.csv", model, half.subset([0, 1]), runtime=runtime)
+    found["unwritable"] = refusal(write_predictions, Path("/proc/none/a.csv"), model, half, runtime=runtime)
+    found["json"] = gather_json({"rank": rank, "long": "é\udc80" * rank * 10}, runtime)
+    found["gathered"] = gather_rows(torch.full((rank, 2), rank), runtime).tolist()
+    found["share"] = list(own_share(100, 16, runtime))
+    (out / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Evaluation and prediction in several processes: the figures and the table of one, each image counted once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_runs import TINY, class_folder, train_tiny, usfan
+from usfan.data.sources import ImageData
+from usfan.evaluation.evaluate import evaluate
+from usfan.evaluation.share import own_share
+from usfan.models.model import SourceModel
+from usfan.runtime import Runtime
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """87 images, the first and the last of them broken."""
+    root = class_folder(tmp_path_factory.mktemp("data") / "target", images=29, domain=3)
+    (root / "class-0" / "000.png").write_bytes(b"")
+    (root / "class-2" / "028.png").write_text("no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def model(data, tmp_path_factory) -> Path:
+    return train_tiny(class_folder(data.parent / "source"), tmp_path_factory.mktemp("model") / "source")
+
+
+@pytest.fixture(scope="module")
+def pair(data, model, tmp_path_factory) -> tuple[Path, list[dict]]:
+    out = tmp_path_factory.mktemp("pair")
+    script = Path(__file__).with_name("share_worker.py")
+    running = []
+    for rank in range(2):
+        command = [sys.executable, script, str(rank), "2", out / "meet", model, data, out]
+        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT))
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
+    return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_the_figures_of_one_process(pair, data, model):
+    alone = evaluate(SourceModel.load(model), ImageData(data), batch_size=16, runtime=Runtime(torch.device("cpu")))
+    for found in pair[1]:
+        assert found["metrics"] == alone
+        assert found["metrics"]["count"] == 85
+        assert found["positions"] == list(range(1, 86))
+        assert [Path(path).name for path in found["skipped"]] == ["000.png", "028.png"]
+
+
+def test_the_table_of_one_process(pair, data, model, tmp_path):
+    assert usfan("predict", model, data, "--out", tmp_path / "table.csv", "--coverage", 0.5, *TINY) == 0
+    assert (pair[0] / "table.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
+    assert [found["rows"] for found in pair[1]] == [85, 85]
+    assert sorted(path.name for path in pair[0].iterdir() if path.name != "meet") == ["0.json", "1.json", "table.csv"]
+
+
+def test_what_one_process_meets_ends_them_all(pair):
+    """A broken file in the share of either, under strict; nothing readable; nowhere to write."""
+    for found in pair[1]:
+        for line in (*found["strict"], found["strict table"]):
+            assert line.startswith("cannot read ")
+            assert "000.png: empty file" in line
+        assert found["half"] == [2, 3]  # one process read nothing, and that is no error
+        assert found["none"].startswith("none of the 2 images")
+        assert found["none table"].startswith("none of the 2 images")
+        assert found["unwritable"] != "no refusal"
+        assert found["json"] == [{"rank": 0, "long": ""}, {"rank": 1, "long": "é\udc80" * 10}]
+        assert found["gathered"] == [[1, 1]]
+    assert not pair[0].joinpath("none.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "world"), [(100, 16, 2), (100, 16, 7), (3, 64, 4), (64, 64, 2), (129, 64, 3)]
+)
+def test_shares_are_whole_batches_and_each_image_once(count, batch, world):
+    shares = [own_share(count, batch, Runtime(torch.device("cpu"), rank=rank, world=world)) for rank in range(world)]
+    assert [i for share in shares for i in share] == list(range(count))
+    assert all(share.start % batch == 0 for share in shares if share)
+    sizes = [-(-len(share) // batch) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one process per core")
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_on_the_command_line(command, data, model, tmp_path, capfd):
+    outs = (
+        [tmp_path / "one.csv", tmp_path / "two.csv"] if command == "predict" else [tmp_path / "one", tmp_path / "two"]
+    )
+    assert usfan(command, model, data, "--out", outs[0], *TINY) == 0
+    program = str(Path(sys.executable).with_name("usfan"))
+    call = [program, command, model, data, "--out", outs[1], *TINY, "--devices", "2"]
+    done = subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("skipped 2 unreadable files of 87 images") == 1
+    one, two = (out if command == "predict" else out / "metrics.json" for out in outs)
+    assert one.read_bytes() == two.read_bytes()
+    capfd.readouterr()

@@ -1,0 +1,138 @@
+"""The tables of docs/reliability.md, from the figures saved in docs/results/reliability-*.json. A test compares them.
+
+python tests/reliability/tables.py            # print them
+python tests/reliability/tables.py --write    # put them into the page
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from measuring import RESULTS
+
+PAGE = RESULTS.parent / "reliability.md"
+
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"reliability-{name}.json").read_text(encoding="utf-8"))
+
+
+def markdown(header: list[str], lines: list[list[Any]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (header, rule, *lines))
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def fuzz_table() -> str:
+    figures = load("fuzz")
+    lines = []
+    for what in ("artifacts", "images"):
+        own = figures[what]
+        outcomes = ", ".join(f"{number(n)} {name}" for name, n in own["outcomes"].items())
+        lines.append(
+            [
+                {"artifacts": "model folders", "images": "image files"}[what],
+                number(own["cases"]),
+                own["failures"],
+                f"{own['slowest_cpu_seconds']:.2f} s",
+                f"{own['slowest_wall_seconds']:.2f} s",
+                own["over_2_seconds_wall"],
+                f"{own['most_mib_above_imports']:.0f} MiB",
+                outcomes,
+            ]
+        )
+    return markdown(
+        [
+            "what",
+            "cases",
+            "failures",
+            "slowest, CPU",
+            "slowest, wall",
+            "over 2 s, wall",
+            "most memory above the imports",
+            "outcomes",
+        ],
+        lines,
+    )
+
+
+def fuzz_kinds_table() -> str:
+    kinds = load("fuzz")["artifacts"]["by_kind"]
+    names = ("refused", "refused to predict", "loaded, predicts")
+    return markdown(
+        ["damage", *names], [[kind, *(number(own.get(n, 0)) for n in names)] for kind, own in kinds.items()]
+    )
+
+
+def kill_table() -> str:
+    stages = load("kill")["stages"]
+    names = ("kills", "runs", "resumed", "bit_identical", "half_written_files", "parts_left", "decoders_left")
+    header = ["stage", "kills", "runs", "resumed", "same bits", "half-written files", "left-over parts", "orphans"]
+    return markdown(header, [[stage, *(own[n] for n in names)] for stage, own in stages.items()])
+
+
+def disk_table() -> str:
+    names = ("cases", "failed", "clear_line_and_exit_1", "earlier_results_intact", "resumed", "same_bits")
+    header = [
+        "fault",
+        "cases",
+        "failed",
+        "of these: one line, exit 1",
+        "earlier results intact",
+        "resumed",
+        "same bits",
+    ]
+    return markdown(header, [[fault, *(own[n] for n in names)] for fault, own in load("disk")["faults"].items()])
+
+
+def soak_table() -> str:
+    lines = []
+    for what, own in ((name, load("soak")[name]) for name in ("adapt", "predict")):
+        count = own.get("adaptations") or own.get("images")
+        ends = [f"{own['rss_mib_after_warm_up']:.0f} → {own['rss_mib_at_the_end']:.0f} MiB"]
+        for name in ("handles", "threads"):
+            known = f"{name}_at_the_end" in own
+            ends.append(f"{own[f'{name}_after_warm_up']} → {own[f'{name}_at_the_end']}" if known else "–")
+        title = {"adapt": "adaptations in one process", "predict": "images in one `usfan predict`"}[what]
+        lines.append([title, number(count), *ends, f"{own['seconds']:.0f} s"])
+    return markdown(["what", "count", "memory", "handles", "threads", "time"], lines)
+
+
+def supply_table() -> str:
+    lines = []
+    for name, own in load("supply")["suites"].items():
+        versions = ", ".join(f"{package} {version}" for package, version in own["versions"].items())
+        lines.append([name, own["python"], versions, number(own["passed"]), own["failed"], own["skipped"]])
+    return markdown(["suite", "Python", "packages", "passed", "failed", "skipped"], lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "fuzz": fuzz_table,
+    "fuzz-kinds": fuzz_kinds_table,
+    "kill": kill_table,
+    "disk": disk_table,
+    "soak": soak_table,
+    "supply": supply_table,
+}
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, make in TABLES.items():
+        table = make()
+        print(f"{name}\n{table}\n")
+        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+    if "--write" in sys.argv:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Two processes on one folder: the second is refused in one line. What a dead one left is in no one's way."""
+
+import pytest
+from faults import attempt, finish, start
+
+from lookalikes import make
+from small_runs import TINY, class_folder, usfan
+from usfan.run import RunFolder, folder_lock
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return class_folder(tmp_path_factory.mktemp("data"), images=20)
+
+
+def test_a_second_process_is_refused_while_the_first_runs(data, tmp_path):
+    command = ("train", data, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 200, *TINY)
+    process, reader = start(*command)
+    try:
+        while not (tmp_path / "run" / "log.jsonl").exists():
+            assert process.is_alive()
+        for more in ((), ("--resume",)):
+            second = attempt(*command, *more)
+            assert second.code == 2
+            assert "in use by another process" in second.text
+            assert len(second.text.strip().splitlines()) == 1
+        assert process.is_alive()
+    finally:
+        process.kill()
+        finish(process, reader)
+    assert (tmp_path / "run" / ".lock").exists()  # stale now
+    again = attempt(
+        "train", data, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 199, *TINY, "--resume"
+    )
+    assert "other settings (epochs)" in again.text  # past the lock
+
+
+def test_a_study_and_the_demo_are_guarded_too(tmp_path, capsys):
+    study = ("reproduce", "digits", "--data", make("digits", tmp_path / "digits"), "--out", tmp_path / "run")
+    for command in (
+        (*study, "--allow-classes"),
+        ("demo", "--out", tmp_path / "run"),
+        ("reproduce", "toy", *study[-2:]),
+    ):
+        with folder_lock(tmp_path / "run"):
+            assert usfan(*command, "--device", "cpu") == 2
+        assert "in use by another process" in capsys.readouterr().err
+
+
+def test_what_killed_writers_left_is_cleared_away(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoint").mkdir(parents=True)
+    parts = [folder / ".model.safetensors.abc.part", folder / "checkpoint" / ".epoch-00001.safetensors.x.part"]
+    for part in parts:
+        part.write_bytes(b"half")
+    (folder / "log.jsonl").write_text('{"event": "epoch", "epoch": 1}\n{"event": "epo')
+    with RunFolder(folder, {}, command="train", resume=True) as run:
+        assert not any(part.exists() for part in parts)
+        run.log("epoch", epoch=2)
+    assert [line[:17] for line in (folder / "log.jsonl").read_text().splitlines()] == ['{"event": "epoch"'] * 2
+    study = tmp_path / "study"
+    (study / "cells").mkdir(parents=True)
+    (study / "cells" / ".a.json.x.part").write_bytes(b"half")
+    with folder_lock(study):
+        assert not list(study.rglob("*.part"))

@@ -1,0 +1,178 @@
+"""A user's mistakes on the command line: exit code 2, one clear line, and nothing left behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from small_runs import TINY, class_folder, train_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return class_folder(tmp_path_factory.mktemp("data") / "squares")
+
+
+@pytest.fixture(scope="module")
+def model(folder, tmp_path_factory):
+    return train_tiny(folder, tmp_path_factory.mktemp("model") / "source")
+
+
+def text_folder(root: Path) -> Path:
+    (root / "texts").mkdir()
+    (root / "texts" / "notes.txt").write_text("no picture")
+    return root / "texts"
+
+
+def list_with_a_missing_file(root: Path) -> Path:
+    (root / "list.txt").write_text("nowhere/a.png 0\nnowhere/b.png 1\n")
+    return root / "list.txt"
+
+
+def empty_folder(root: Path) -> Path:
+    (root / "empty").mkdir()
+    return root / "empty"
+
+
+def one_class(root: Path) -> Path:
+    return class_folder(root / "one", classes=1)
+
+
+def missing(root: Path) -> Path:
+    return root / "missing"
+
+
+def flat_folder(root: Path) -> Path:
+    return class_folder(root / "flat", classes=1) / "class-0"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (empty_folder, "empty"),
+        (text_folder, "no image"),
+        (one_class, "class-0"),
+        (list_with_a_missing_file, "nowhere/a.png"),
+        (missing, "no such folder"),
+        (flat_folder, "labels"),
+    ],
+)
+def test_data_that_cannot_be_trained_on(refused, tmp_path, make, words):
+    """K = 1, no images, no labels: one line, and the output folder is not there."""
+    line = refused("train", make(tmp_path), "--out", tmp_path / "run", "--backbone", "digits-cnn", *TINY)
+    assert words in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["posterior", "adapt", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (empty_folder, "empty"),
+        (text_folder, "no image"),
+        (list_with_a_missing_file, "nowhere/a.png"),
+        (missing, "no such folder"),
+    ],
+)
+def test_data_that_no_command_can_use(refused, model, tmp_path, command, make, words):
+    assert words in refused(command, model, make(tmp_path), "--out", tmp_path / "run", *TINY)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_whose_images_are_all_broken(refused, tmp_path):
+    data = class_folder(tmp_path / "data")
+    for file in (data / "class-1").iterdir():
+        file.write_bytes(b"not a picture")
+    line = refused("train", data, "--out", tmp_path / "run", "--backbone", "digits-cnn", *TINY)
+    assert "class-1" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--backbone", "resnet5"), "did you mean"),
+        (("--backbone", "digits-cnn", "--prior", "-1"), "positive"),
+        (("--backbone", "digits-cnn", "--prior", "magic"), "evidence"),
+        (("--backbone", "digits-cnn", "--epochs", "0"), "at least 1"),
+        (("--backbone", "digits-cnn", "--lr", "nan"), "lr"),
+        (("--backbone", "digits-cnn", "--seed", "-3"), "seed"),
+        (("--backbone", "digits-cnn", "--pretrained", "nowhere.pth"), "nowhere.pth"),
+        (("--backbone", "digits-cnn", "--device", "tpu"), "device"),
+        (("--backbone", "digits-cnn", "--epoch", "x", "--no-such-flag"), "--no-such-flag"),
+    ],
+)
+def test_bad_settings_of_train(refused, folder, tmp_path, flags, words):
+    assert words in refused("train", folder, "--out", tmp_path / "run", "--workers", "0", *flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_with_another_run_or_other_files(refused, folder, model, tmp_path):
+    before = (model / "model.safetensors").read_bytes()
+    assert "already holds a run" in refused("train", folder, "--out", model, "--backbone", "digits-cnn", *TINY)
+    assert (model / "model.safetensors").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    assert "not empty" in refused("train", folder, "--out", tmp_path / "mine", "--backbone", "digits-cnn", *TINY)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    for command in ("posterior", "adapt", "evaluate"):
+        assert "already holds a run" in refused(command, model, folder, "--out", model, *TINY)
+    assert (model / "model.safetensors").read_bytes() == before
+    assert "is a file" in refused("adapt", model, folder, "--out", tmp_path / "mine" / "thesis.tex", *TINY)
+
+
+def test_a_run_is_not_resumed_with_other_settings(refused, folder, model):
+    flags = ("--out", model, "--backbone", "digits-cnn", "--epochs", 9, "--batch-size", 8, *TINY)
+    assert "epochs" in refused("train", folder, "--resume", *flags)
+
+
+def test_classes_beyond_the_model(refused, model, tmp_path):
+    more = class_folder(tmp_path / "more", classes=5)
+    for command in (("evaluate", model, more), ("adapt", model, more, "--out", tmp_path / "run")):
+        line = refused(*command, *TINY)
+        assert "--open-set" in line
+        assert "class-3" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_shaped_tensor(refused, model, folder, tmp_path):
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for name in ("config.json", "posterior.safetensors"):
+        (bad / name).write_bytes((model / name).read_bytes())
+    state = load_file(model / "model.safetensors")
+    name = next(iter(state))
+    save_file({**state, name: torch.zeros(3, 5)}, bad / "model.safetensors")
+    line = refused("predict", bad, folder, "--out", tmp_path / "table.csv", *TINY)
+    assert "model.safetensors" in line
+    assert name in line
+    assert not (tmp_path / "table.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--method", "dann"), "u-sfan"),
+        (("--open-set", "--partial-set"), "exclude"),
+        (("--temperature", "0"), "positive"),
+        (("--split", "guess"), "entropy"),
+        (("--guard", "maybe"), "on"),
+        (("--coverage", "2"), "--coverage"),
+    ],
+)
+def test_bad_settings_of_adapt(refused, folder, model, tmp_path, flags, words):
+    assert words in refused("adapt", model, folder, "--out", tmp_path / "run", *TINY, *flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_mistakes(refused, folder, model, tmp_path):
+    table = tmp_path / "table.csv"
+    assert "coverage" in refused("predict", model, folder, "--out", table, "--coverage", "1.5", *TINY)
+    assert "no such model" in refused("predict", tmp_path / "none", folder, "--out", table, *TINY)
+    assert "no labels" in refused("evaluate", model, folder / "class-0", *TINY)
+    assert "--backbone" in refused("posterior", model / "model.safetensors", folder, "--out", tmp_path / "p", *TINY)
+    assert "seeds" in refused("reproduce", "toy", "--epochs", "3", "--out", tmp_path / "toy")
+    assert "published" in refused("reproduce", "office31", "--out", tmp_path / "study")
+    assert os.listdir(tmp_path) == []
