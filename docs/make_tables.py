@@ -152,8 +152,61 @@ def validator_table() -> str:
         for path in paths:
             a, b = ranks(path[name][1:]), ranks(path["accuracy"][1:])
             each.append(statistics.correlation(a, b) if len(set(a)) > 1 and len(set(b)) > 1 else 0.0)
-        lines.append([name.replace("_", " "), f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}", f"{max(each):+.2f}"])
+        lines.append(
+            [name.replace("_", " "), f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}", f"{max(each):+.2f}"]
+        )
     return markdown(["validator", "mean", "least", "most"], lines)
+
+
+GUARDED = ("guard-toy.json", "guard-mnist-uci.json", "guard-uci-mnist.json")
+
+
+def kept_epoch(path: dict) -> int:
+    """What the guard keeps of a run: highest information, unless the images that moved were not the doubted ones."""
+    from usfan.adaptation.guard import Guard
+
+    best = max(range(len(path["accuracy"])), key=lambda e: (path["information_maximization"][e], e))
+    doubt = Guard.distrust({name: path[name][best] for name in ("drift", "doubtful_drift")})
+    return best if doubt is None else 0
+
+
+def guard_table() -> str:
+    rows = [r for name in GUARDED for r in load(name)["rows"]]
+    groups = dict.fromkeys((r["data"], r["task"], r["setting"]) for r in rows)
+    lines = []
+    for group in groups:
+        own = [r["path"] for r in rows if (r["data"], r["task"], r["setting"]) == group]
+        source, last = ([p["accuracy"][e] for p in own] for e in (0, -1))
+        kept = [p["accuracy"][kept_epoch(p)] for p in own]
+        helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
+        lost = f"{statistics.fmean(a - b for a, b in helped):.2f}" if helped else "–"
+        below = [sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, kept)]
+        means = [f"{statistics.fmean(values):.1f}" for values in (source, last, kept)]
+        worst = min(a - s for a, s in zip(kept, source, strict=True))
+        lines.append([", ".join(group), str(len(own)), *means, *map(str, below), f"{worst:+.1f}", lost])
+    header = [
+        "runs of",
+        "runs",
+        "source",
+        "last",
+        "kept",
+        "last below",
+        "kept below",
+        "worst kept",
+        "lost where it helped",
+    ]
+    return markdown(header, lines)
+
+
+def digits_open_table() -> str:
+    rows = load("digits-open.json")["rows"]
+    figures = {"hos": "HOS", "os": "OS", "os_star": "OS*", "unknown_accuracy": "UNK", "auroc_unknown": "AUROC"}
+    lines = []
+    for method, separation in dict.fromkeys((r["method"], r["separation"]) for r in rows):
+        own = [r for r in rows if (r["method"], r["separation"]) == (method, separation)]
+        cells = [over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in figures]
+        lines.append([f"{method}, separation {separation:g}" if method != "source-only" else method, *cells])
+    return markdown(["method", *figures.values()], lines)
 
 
 def throughput_table() -> str:
@@ -185,6 +238,8 @@ TABLES = {
     "office31-rule": search_rule_table,
     "validators": validator_table,
     "throughput": throughput_table,
+    "guard": guard_table,
+    "digits-open": digits_open_table,
     "office31-open": open_set_table,
     "office31-open-scores": open_set_scores_table,
     "digits": digits_table,

@@ -23,6 +23,15 @@ from usfan.reproduce.toy_adapt import VARIANTS, StackedPosterior, adapt_stack
 from usfan.reproduce.toy_model import SHIFTS, StackedMLP, make_domains
 
 LOOKS = 10
+SAVED = (
+    "accuracy",
+    "information_maximization",
+    "soft_neighbourhood_density",
+    "source_neighbours",
+    "drift",
+    "certain_drift",
+    "doubtful_drift",
+)
 METHODS = ("shot-im", "shot-im-entropy", "shot", "u-sfan", "u-sfan+", "u-sfan (evidence)", "u-sfan (paper)")
 
 
@@ -51,8 +60,8 @@ def path_of(
                 posterior_probs=certain[s].T,
             )
             figures["accuracy"] = 100 * float((logits[s].argmax(dim=0) == labels[s]).double().mean())
-            for key, value in figures.items():
-                path.setdefault(key, []).append(round(value, 4))
+            for key in SAVED:
+                path.setdefault(key, []).append(round(figures[key], 3))
 
     look(0, source)
     adapt_stack(source, posterior, points, VARIANTS[name], learning_rate=rate, look=look)

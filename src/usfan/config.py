@@ -164,7 +164,7 @@ class AdaptConfig(OptimiserConfig):
     """Divide the weights by their mean within each predicted class; the method's own when not given."""
     diversity_memory: float | None = None
     """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
-    the method's own when not given."""
+    the method's own when not given, and 0 where a batch holds four samples per class or more."""
     weigh_diversity: bool = False
     """Weigh the mean prediction in L_div by certainty too."""
     batch_norm: str = "train"
@@ -176,9 +176,9 @@ class AdaptConfig(OptimiserConfig):
     split: str | None = None
     """Score that tells known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax or
     energy; the method's own when not given."""
-    separation: float = 0.0
+    separation: float | None = None
     """Open set: weight of raising the entropy of samples judged unknown, with L_div over the known ones and the first
-    split made under the target's BatchNorm statistics; 0: as the recipe."""
+    split made under the target's BatchNorm statistics; 0: as the recipe; the method's own when not given."""
     guard: bool = True
     """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
     preset: str = "default"
@@ -201,7 +201,8 @@ class AdaptConfig(OptimiserConfig):
         at_least("neighbours", self.neighbours, 0)
         at_least("neighbour_weight", self.neighbour_weight, 0)
         at_least("weight_power", self.weight_power, 0)
-        at_least("separation", self.separation, 0)
+        if self.separation is not None:
+            at_least("separation", self.separation, 0)
         if self.diversity_memory is not None:
             between("diversity_memory", self.diversity_memory, 0, 0.999)
         one_of("batch_norm", self.batch_norm, ("train", "frozen"))

@@ -129,6 +129,13 @@ def test_most_classes_vanishing_is_reported():
     assert collapse(one_hot(source % 6, 10), one_hot(source, 10)) is None
 
 
+def test_a_poor_source_model_may_be_left_behind():
+    """It put nine tenths of the target into three classes; adaptation spreads it over the seven others."""
+    index = torch.arange(1000)
+    source = torch.where(index % 10 == 0, 3 + index % 7, index % 3)
+    assert collapse(one_hot(3 + index % 7, 10), one_hot(source, 10)) is None
+
+
 def test_a_target_of_one_class_is_no_collapse():
     source = torch.where(torch.arange(100) < 3, 1, 0)
     assert collapse(one_hot(torch.zeros(100).long(), 5), one_hot(source, 5)) is None

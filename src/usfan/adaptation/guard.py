@@ -19,7 +19,7 @@ from usfan.models.classifier import Classifier
 from usfan.models.model import Outputs
 
 NEIGHBOURS = 5
-TRUSTED = 0.6
+TRUSTED = 0.55
 """Least chance that a moved image was less certain than one that stayed; ½ is no relation at all (docs/results.md)."""
 MOVED = 0.05
 """Share of the images that must have moved before that is asked."""

@@ -46,7 +46,7 @@ class Objective:
 
     @property
     def separation(self) -> float:
-        return self.config.separation if self.config.open_set else 0.0
+        return (self.config.separation or 0.0) if self.config.open_set else 0.0
 
     def __call__(self, samples: Tensor, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the figures of `LOSSES` without gradient."""

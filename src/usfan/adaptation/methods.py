@@ -23,6 +23,8 @@ class Method:
     """Weights of mean 1 within each predicted class, not only over the target."""
     diversity_memory: float = 0.0
     """Share of the mean prediction in L_div that is the whole target's (`AdaptConfig.diversity_memory`)."""
+    separation: float = 0.0
+    """Open set: weight of raising the entropy of samples judged unknown (`AdaptConfig.separation`)."""
     split: str = "entropy"
     """Open set: the score that separates known from unknown while adapting (`adaptation.open_set.SCORES`)."""
     decision: str = "entropy"
@@ -42,6 +44,7 @@ METHODS: dict[str, Method] = {
             weights="posterior",
             balance=True,
             diversity_memory=0.9,
+            separation=1.0,
             split="posterior-entropy",
             decision="max-softmax",
         ),
@@ -51,6 +54,7 @@ METHODS: dict[str, Method] = {
             weights="posterior",
             balance=True,
             diversity_memory=0.9,
+            separation=1.0,
             pseudo_labels=True,
             split="posterior-entropy",
             decision="max-softmax",

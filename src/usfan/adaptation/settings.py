@@ -11,6 +11,9 @@ from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
 
+ENOUGH_PER_CLASS = 4
+"""Samples per class, on average, from which a batch is asked to be diverse on its own (docs/results.md)."""
+
 
 def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
     """What was not given and depends on the network or the method."""
@@ -21,10 +24,11 @@ def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
         changes["backbone_lr_scale"] = 1.0 if small else 0.1
     if config.pseudo_label_weight is None:
         changes["pseudo_label_weight"] = 0.1 if small else 0.3
-    if config.balance is None:
-        changes["balance"] = method.balance
-    if config.diversity_memory is None:
-        changes["diversity_memory"] = method.diversity_memory
+    for name in ("balance", "diversity_memory", "separation"):
+        if getattr(config, name) is None:
+            changes[name] = getattr(method, name)
+    if config.diversity_memory is None and config.batch_size >= ENOUGH_PER_CLASS * len(source.classes):
+        changes["diversity_memory"] = 0.0
     return dataclasses.replace(config, **changes)
 
 

@@ -149,7 +149,8 @@ def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None 
     2. One class swallowed the target: it gets 80 % or more of the samples that the source model put into other classes
        (when those are at least 5 % of all: a target that really is one class leaves nothing to swallow).
     3. Classes vanished: of those with a noticeable share by the source model (half of N/K, and 3 samples), more than
-       half keep less than a tenth of it, and together they held more than half of the source model's predictions.
+       half keep less than a tenth of it, together they held more than half of the source model's predictions, and the
+       predictions are less diverse than they were: a poor source model may put nearly all into classes that are wrong.
 
     Missing classes of a partial-set target may vanish. Only errors of the source model lie in them, so as long as it is
     right more often than not they do not hold half of its predictions, and rule 3 stays silent.
@@ -167,7 +168,8 @@ def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None 
     noticeable = before * N >= max(3.0, 0.5 * N / K)
     vanished = noticeable & (now < VANISHED * before)
     gone, of, held = int(vanished.sum()), int(noticeable.sum()), float(before[vanished].sum())
-    if 2 * gone > of and held > 0.5:
+    poorer = float(torch.special.entr(now).sum()) < float(torch.special.entr(before).sum())
+    if 2 * gone > of and held > 0.5 and poorer:
         return f"{gone} of {of} classes vanished, which the source model gave {held:.0%} of the target"
     return None
 
