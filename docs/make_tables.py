@@ -254,7 +254,7 @@ def main() -> None:
         table = make()
         print(f"{name}\n{table}\n")
         text = re.sub(
-            rf"(<!-- table {name} -->\n).*?(\n<!-- end -->)", lambda m, t=table: m[1] + t + m[2], text, flags=re.S
+            rf"(<!-- table {name} -->\n).*?(<!-- end -->)", lambda m, t=table: m[1] + t + "\n" + m[2], text, flags=re.S
         )
     if "--write" in sys.argv:
         page.write_text(text, encoding="utf-8")

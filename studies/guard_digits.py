@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict] = {
     "lr x10": {"lr": 0.1},
     "literal": {"preset": "paper"},
     "classes missing": {},
+    "memory": {"diversity_memory": 0.9},
 }
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("task", choices=["mnist-uci", "uci-mnist"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS)[:4])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     source_data, target = load_mnist5k(), load_uci()
@@ -37,7 +39,8 @@ def main() -> None:
     rows = []
     for seed in options.seeds:
         source = usfan.train_source(source_data, backbone="digits-cnn", epochs=8, seed=seed)
-        for name, settings in SETTINGS.items():
+        for name in options.settings:
+            settings = SETTINGS[name]
             data = target.subset((target.labels < 4).nonzero().flatten()) if name == "classes missing" else target
             for method in ("shot-im", "u-sfan", "u-sfan+"):
                 given = {"epochs": options.epochs, "seed": seed, "guard": False, **settings}

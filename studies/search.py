@@ -129,7 +129,9 @@ class Worker:
 
         model, store, began = self.source(task[0]), self.stores[task[1]], time.time()
         settings = {"method": variant.method, "epochs": self.args.target_epochs, "guard": False, "seed": self.args.seed}
-        config = resolve_defaults(make_config(AdaptConfig, {**settings, "balance": False, **variant.settings}), model)
+        config = resolve_defaults(
+            make_config(AdaptConfig, {**settings, "balance": False, "diversity_memory": 0.0, **variant.settings}), model
+        )
         unlabelled = dataclasses.replace(store, labels=None, classes=None)
         run = variant.loop(model, unlabelled, config, self.runtime)
         if variant.full:

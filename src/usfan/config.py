@@ -158,6 +158,8 @@ class AdaptConfig(OptimiserConfig):
     """Weight of that pull."""
     pseudo_label_source: str = "centroid"
     """Where pseudo-labels come from: centroid (recipe), posterior-centroid, or propagation over neighbours."""
+    weigh_entropy: bool = True
+    """Weigh the entropy term by certainty (Eq. 7)."""
     weigh_pseudo_labels: bool = False
     """Weigh the pseudo-label loss by certainty too."""
     balance: bool | None = None

@@ -206,6 +206,15 @@ def test_shot_im_entropy_weighs_by_the_point_estimate(source):
     assert bool((raw_weights("none", features, logits, source.posterior, **options) == 1).all())
 
 
+def test_weights_on_the_pseudo_labels_alone(source):
+    settings = {"weigh_entropy": False, "weigh_pseudo_labels": True, "pseudo_label_weight": 0.3}
+    run, samples, _, logits = first_step(source, method="u-sfan+", **settings, **PLAIN)
+    loss, _, _, loss_pseudo = run.step(samples)
+    picked = logits.double().log_softmax(1)[torch.arange(8), run.guidance.pseudo_labels[samples]]
+    close(loss_pseudo, -(run.guidance.weights[samples].double() * picked).mean())
+    close(loss, sum(recipe(logits)) + 0.3 * loss_pseudo)
+
+
 def test_weights_inside_the_diversity_term(source):
     run, samples, _, logits = first_step(source, method="u-sfan", weigh_diversity=True, **PLAIN)
     _, _, loss_diversity, _ = run.step(samples)

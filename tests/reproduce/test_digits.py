@@ -11,7 +11,7 @@ import usfan
 from usfan.adaptation.methods import METHODS
 from usfan.models.model import SourceModel
 from usfan.reproduce.digits import demo_table, load_mnist5k, load_uci, run_demo
-from usfan.reproduce.digits_figure import density
+from usfan.reproduce.digits_figure import correct_areas, density
 from usfan.runtime import start_runtime
 
 
@@ -55,6 +55,17 @@ def test_densities_keep_the_mass_between_the_ends():
     curve = density(values, grid, 0.05)
     assert np.trapezoid(curve, grid) == pytest.approx(100, rel=0.02)
     assert not density(np.zeros(0), grid, 0.05).any()
+
+
+def test_areas_of_correct_against_incorrect_by_pairs():
+    right = torch.tensor([True, True, False, False])
+    entropies = {
+        "point_before": torch.tensor([0.1, 0.6, 0.5, 0.9]),
+        "posterior_before": torch.tensor([0.1, 0.2, 0.5, 0.9]),
+    }
+    entropies |= {"point_after": torch.ones(4), "posterior_after": torch.tensor([0.9, 0.8, 0.1, 0.2])}
+    areas = correct_areas({**entropies, "right_before": right, "right_after": right})
+    assert areas == {"point_before": 75, "posterior_before": 100, "point_after": 50, "posterior_after": 0}
 
 
 def test_the_digits_are_what_they_should_be():

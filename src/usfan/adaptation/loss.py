@@ -81,6 +81,8 @@ class Objective:
     def weights(self, samples: Tensor, features: Tensor, logits: Tensor, known: Tensor) -> Tensor:
         """B, from the table of the epoch, or as in Algorithm 1 from the batch as it is."""
         config = self.config
+        if not config.weigh_entropy:
+            return torch.ones_like(known)
         if self.method.weights == "none" or config.refresh == "epoch":
             return self.guidance.weights[samples]
         kind, tau, draws = self.method.weights, config.temperature, config.samples

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from torch import Tensor
 
+from usfan.evaluation.validators import order_probability
 from usfan.models.model import AdaptedModel
 from usfan.posterior.predictive import entropy
 
@@ -30,14 +31,26 @@ def density(values: np.ndarray, grid: np.ndarray, width: float) -> np.ndarray:
 
 
 def entropies_of(model: AdaptedModel, labels: Tensor) -> dict[str, Tensor]:
-    """What the figure needs of a run on N samples: entropies of both predictions, and who was right. N each."""
+    """What the figure needs of a run on N samples: entropies of both predictions, and who was right. N each.
+
+    Both are taken at the model's temperature: the point estimate's softmax(f/τ) against the posterior's mean of it.
+    """
     assert model.passes is not None
     kept = {}
     for when, outputs in (("before", model.passes.before), ("after", model.passes.after)):
-        kept[f"point_{when}"] = entropy(outputs.probs).float().cpu()
+        kept[f"point_{when}"] = entropy((outputs.logits / model.temperature).softmax(dim=1)).float().cpu()
         kept[f"posterior_{when}"] = entropy(outputs.posterior_probs).float().cpu()
         kept[f"right_{when}"] = outputs.probs.argmax(dim=1).cpu() == labels.cpu()
     return kept
+
+
+def correct_areas(entropies: dict[str, Tensor]) -> dict[str, float]:
+    """AUROC of correct against incorrect by the entropy of each prediction, percent: the figure in numbers."""
+    areas = {}
+    for name in ("point_before", "posterior_before", "point_after", "posterior_after"):
+        right = entropies[f"right_{name.split('_')[1]}"]
+        areas[name] = 100 * order_probability(entropies[name][right], entropies[name][~right])
+    return areas
 
 
 def entropy_figure(plain: dict[str, Tensor], guided: dict[str, Tensor], classes: int, path: Path) -> None:
@@ -47,8 +60,8 @@ def entropy_figure(plain: dict[str, Tensor], guided: dict[str, Tensor], classes:
         draw_curves(axis, plain[f"point_{when}"], plain[f"right_{when}"], classes, "--", "point estimate")
         draw_curves(axis, guided[f"posterior_{when}"], guided[f"right_{when}"], classes, "-", "posterior")
         axis.set_title(f"{when.capitalize()} adaptation")
-        axis.set_xlabel("entropy of the prediction (nats)")
-    axes[0].set_ylabel("density × samples")
+        axis.set_xlabel("entropy of the prediction, both at one temperature (nats)")
+    axes[0].set_ylabel("density × share of the images")
     axes[0].legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -60,7 +73,13 @@ def draw_curves(axis: plt.Axes, entropies: Tensor, right: Tensor, classes: int, 
     grid = np.linspace(0, top, 200)
     values, is_right = entropies.double().numpy(), right.bool().numpy()
     for mask, colour, word in ((is_right, RIGHT, "correct"), (~is_right, WRONG, "incorrect")):
-        axis.plot(grid, density(values[mask], grid, top / 40), style, color=colour, label=f"{word}, {name}")
+        axis.plot(
+            grid,
+            density(values[mask], grid, top / 40) / max(1, len(values)),
+            style,
+            color=colour,
+            label=f"{word}, {name}",
+        )
     axis.set_xlim(0, top)
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)

@@ -29,7 +29,7 @@ from usfan.evaluation.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
 from usfan.reproduce.command import take_seeds
-from usfan.reproduce.digits_figure import entropies_of, entropy_figure
+from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
 from usfan.run import write_json, write_tensors, write_text
@@ -159,8 +159,11 @@ class Suite:
         row |= self.score(adapted, target, store)
         row |= self.curves(adapted, store)
         row["commit"] = commit()
-        if method in ENTROPY_METHODS and self.setting == "closed" and store.labels is not None:
-            write_tensors(path.with_suffix(".safetensors"), entropies_of(adapted, store.labels))
+        if self.setting == "closed" and store.labels is not None:
+            entropies = entropies_of(adapted, store.labels)
+            row["auroc_correct"] = correct_areas(entropies)
+            if method in ENTROPY_METHODS:
+                write_tensors(path.with_suffix(".safetensors"), entropies)
         write_json(path, row)
         return row
 
