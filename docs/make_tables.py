@@ -96,6 +96,20 @@ def closed_set_table() -> str:
     return markdown(["method", *tasks, "average"], lines)
 
 
+def closed_set_averages() -> str:
+    """For the README: mean over tasks and seeds."""
+    rows = load("office31.json")["rows"]
+    names = {
+        "source-only": "source-only",
+        "shot-im": "SHOT-IM",
+        "u-sfan": "U-SFAN",
+        "shot": "SHOT",
+        "u-sfan+": "U-SFAN+",
+    }
+    means = {m: statistics.fmean(r["accuracy"] for r in rows if r["method"] == m) for m in names}
+    return ", ".join(f"{names[m]} {mean:.1f}" + (" %" if m == "source-only" else "") for m, mean in means.items())
+
+
 def closed_set_calibration_table() -> str:
     rows = load("office31.json")["rows"]
     figures = {"ece": "ECE", "posterior_ece": "posterior ECE", "nll": "NLL", "posterior_nll": "posterior NLL"}

@@ -10,8 +10,12 @@ their end: what it would have kept is computed from the paths (docs/make_tables.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from studies.paths import path_of, write_rows
 
 import usfan
 from usfan.reproduce.digits import load_mnist5k, load_uci
@@ -45,21 +49,13 @@ def main() -> None:
             for method in ("shot-im", "u-sfan", "u-sfan+"):
                 given = {"epochs": options.epochs, "seed": seed, "guard": False, **settings}
                 model = usfan.adapt(source, data, method, **given)
-                right = [100 * float((p == data.labels).double().mean()) for p in model.passes.path]
-                path = {"accuracy": [round(r, 2) for r in right]}
-                for key in model.history["records"][0]["validators"]:
-                    path[key] = [round(r["validators"][key], 4) for r in model.history["records"]]
+                path = path_of(model, data.labels)
                 row = {"data": "digits", "task": options.task, "method": method, "setting": name, "seed": seed}
                 rows.append({**row, "path": path})
                 last = {k: v[-1] for k, v in path.items() if k in ("drift", "doubtful_drift")}
-                print(row, right[0], right[-1], last, flush=True)
+                print(row, path["accuracy"][0], path["accuracy"][-1], last, flush=True)
                 if options.out:
-                    write(options.out, options.task, rows)
-
-
-def write(path: Path, task: str, rows: list[dict]) -> None:
-    head = json.dumps(f"python studies/guard_digits.py {task}")
-    path.write_text(f'{{"command": {head}, "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n")
+                    write_rows(options.out, f"python studies/guard_digits.py {options.task}", rows)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class Worker:
     def cell(self, variant: Any, task: str) -> None:
         import dataclasses
 
+        from studies.paths import path_of
         from studies.variants import FullPosterior
 
         from usfan.adaptation.settings import resolve_defaults
@@ -138,10 +139,7 @@ class Worker:
             found = forward_store(model.classifier, self.stores[task[0]], model.spec, self.runtime)
             run.posterior = FullPosterior.fit(*found, model.posterior)
         adapted = run.run()
-        labels = store.labels.to(self.runtime.device)
-        path = {"accuracy": [round(100 * float((p == labels).double().mean()), 2) for p in adapted.passes.path]}
-        for name in adapted.history["records"][0]["validators"]:
-            path[name] = [round(r["validators"][name], 5) for r in adapted.history["records"]]
+        path = path_of(adapted, store.labels)
         self.emit(
             what="cell",
             variant=variant.name,

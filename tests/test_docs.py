@@ -32,10 +32,14 @@ def test_each_table_is_that_of_its_rows(name):
 
 
 def test_the_readme_shows_the_digits_table():
-    assert MAKER.digits_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert MAKER.digits_table() in readme
+    assert MAKER.closed_set_averages() in readme
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/method.md", "docs/artifact.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/results.md", "docs/method.md", "docs/artifact.md", "docs/reliability.md"]
+)
 def test_links_and_pictures_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
