@@ -1,5 +1,6 @@
 """The command line as a user meets it: start-up, help, exit codes, one clear line per mistake, nothing half written."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from small_runs import TINY, class_folder, train_tiny, usfan
-from usfan.cli import BENCHMARKS
+from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
+from usfan.cli import BENCHMARKS, build_parser, read_settings
+from usfan.config import AdaptConfig
 
 COMMANDS = ("demo", "train", "posterior", "adapt", "evaluate", "predict", "report", "export", "methods", "reproduce")
 
@@ -164,3 +166,32 @@ def test_benchmarks_of_the_parser_are_those_of_the_catalogue():
     from usfan.data.catalogue import BENCHMARKS as CATALOGUE
 
     assert set(BENCHMARKS) == {"toy", *CATALOGUE}
+
+
+def test_every_on_off_setting_can_be_given_as_a_flag():
+    """Whatever is true or false in the config takes on and off, or stands alone where it is off by default."""
+    for item in dataclasses.fields(AdaptConfig):
+        if not str(item.type).startswith("bool"):
+            continue
+        flag = "--" + item.name.replace("_", "-")
+        given = [flag] if item.default is False else [flag, "off"]
+        settings = read_settings(vars(build_parser().parse_args(["adapt", "m", "d", "--out", "o", *given])))
+        assert settings[item.name] is (item.default is False), flag
+
+
+def test_a_run_that_diverges_keeps_the_source_model_and_says_so(model, folder, tmp_path, capsys):
+    out = adapt_tiny(model, folder, tmp_path / "run", "--lr", 1e12, "--epochs", 3)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["kept_epoch"] < 3
+    assert "not finite" in metrics["guard"]["reason"] or "kept" in metrics["guard"]["reason"]
+    assert usfan("predict", out, folder, "--out", tmp_path / "p.csv", *TINY) == 0
+
+
+def test_a_run_of_a_version_without_a_setting_can_be_resumed(model, folder, tmp_path):
+    out = adapt_tiny(model, folder, tmp_path / "run")
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    del config["weigh_entropy"]
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    again = ("adapt", model, folder, "--out", out, "--epochs", 2, "--batch-size", 8, "--resume", *TINY)
+    assert usfan(*again) == 0
+    assert usfan(*again, "--weigh-entropy", "off") == 2

@@ -187,12 +187,14 @@ def test_stepper_on_a_cpu_just_calls() -> None:
     assert not worth_compiling(CPU, 10**9)
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [0, 2, 3])
 def test_out_of_memory_goes_on_with_the_same_result(failing: int, caplog: pytest.LogCaptureFixture) -> None:
     """The batch is taken whole again, with what the backward pass needs elsewhere: the same bits come out."""
 
     def run(fail_at: int | None) -> Classifier:
-        classifier = small_classifier()
+        torch.manual_seed(0)
+        dropping = Classifier(SmoothCNN(), SmoothCNN.num_features, CLASSES, bottleneck=8, dropout=0.5)
+        classifier = prepare(dropping, CPU)
         optimiser = Optimiser(classifier, OptimiserConfig(), 4, CPU, head=True)
         feeder, calls = Feeder(small_store(), SPEC, 0, CPU), [0]
         set_mode(classifier, training=True)
@@ -213,8 +215,17 @@ def test_out_of_memory_goes_on_with_the_same_result(failing: int, caplog: pytest
         return classifier
 
     plain, failed = run(None).state_dict(), run(failing).state_dict()
-    assert all(torch.equal(plain[name], failed[name]) for name in plain if not name.endswith("num_batches_tracked"))
+    assert all(torch.equal(plain[name], failed[name]) for name in plain)
     assert "ran out of memory" in caplog.text
+
+
+def test_out_of_memory_in_one_of_several_processes_is_not_hidden() -> None:
+    def step(samples: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    stepper = Stepper(step, dataclasses.replace(CPU, world=2), 4, torch.nn.Identity())
+    with pytest.raises(torch.OutOfMemoryError):
+        stepper(torch.arange(3))
 
 
 def test_a_pass_that_runs_out_of_memory_takes_halves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,9 @@ def add_fields(parser: argparse.ArgumentParser, *kinds: type, skip: Sequence[str
             options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
             if item.type == "bool" and item.default is False:
                 group.add_argument(flag, action="store_true", help=text, **options)
-            elif item.type == "bool":
-                group.add_argument(flag, choices=("on", "off"), help=text + " Default: on.", **options)
+            elif str(item.type).startswith("bool"):
+                shown = " Default: on." if item.default else ""
+                group.add_argument(flag, choices=("on", "off"), help=text + shown, **options)
             else:
                 shown = "" if item.default is None else f" Default: {item.default}."
                 group.add_argument(flag, metavar=item.name.upper(), help=text + shown, **options)
@@ -199,7 +200,9 @@ def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
             raise ConfigError(f"--config {file}: {name}: {value} leaves the root {root}")
 
 
-ON_OFF = {f.name for kind in (TrainConfig, AdaptConfig) for f in dataclasses.fields(kind) if f.type == "bool"}
+ON_OFF = {
+    f.name for kind in (TrainConfig, AdaptConfig) for f in dataclasses.fields(kind) if str(f.type).startswith("bool")
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -193,6 +193,10 @@ class AdaptConfig(OptimiserConfig):
         between("gamma", self.gamma, 0, 1)
         check_seed(self.seed)
         at_least("samples", self.samples, 1)
+        at_least("objective_scale", self.objective_scale, 0)
+        at_least("pseudo_label_warmup", self.pseudo_label_warmup, 0)
+        if self.pseudo_label_weight is not None:
+            at_least("pseudo_label_weight", self.pseudo_label_weight, 0)
         if not self.temperature > 0:
             raise ConfigError(f"temperature must be positive; got {self.temperature}")
         if self.prior is not None:
@@ -213,6 +217,10 @@ class AdaptConfig(OptimiserConfig):
             one_of("damping", self.damping, ("exact", "factored"))
         if self.split is not None:
             one_of("split", self.split, SPLITS)
+        if self.balance and not self.normalise_weights:
+            raise ConfigError("balance divides weights by their mean, normalise-weights off forbids it: choose one")
+        if self.refresh == "step" and (self.balance or self.certainty != "total"):
+            raise ConfigError("balance and certainty epistemic need weights per epoch: take away refresh step")
         if self.open_set and self.partial_set:
             raise ConfigError("open-set and partial-set exclude each other: choose one")
 

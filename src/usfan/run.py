@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from torch import Tensor
 
@@ -119,6 +121,14 @@ def mend_log(path: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
+def defaults_of_settings() -> dict[str, Any]:
+    """What a run of an earlier version, which did not know a setting, had in its place."""
+    from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig
+
+    kinds = (RuntimeConfig, TrainConfig, AdaptConfig)
+    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}
+
+
 class RunFolder:
     """One run's folder. A second process that opens it for writing is refused; a dead process's lock does not count.
 
@@ -156,7 +166,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or another --out"
             )
-        then, now = before or self.config, self.config
+        now, known = self.config, defaults_of_settings()
+        then = {**{name: known[name] for name in now if name in known}, **(before or now)}
         changed = sorted(k for k in {*then, *now} if then.get(k) not in (WITHHELD, now.get(k)))
         if changed:
             raise ConfigError(
@@ -196,7 +207,10 @@ class RunFolder:
             self.writer.add_scalar(name, value, step)
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
-        self.writer.add_histogram(name, values.detach().float().cpu().numpy(), step)
+        values = values.detach().float().cpu()
+        finite = values[torch.isfinite(values)]
+        if len(finite):  # TensorBoard draws none of nothing
+            self.writer.add_histogram(name, finite.numpy(), step)
 
     @property
     def writer(self) -> Any:

@@ -32,7 +32,7 @@ class Stepper:
 
     def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int, module: nn.Module) -> None:
         self.plain_step, self.device, self.module = step, runtime.device, module
-        self.offload, self.done = False, 0
+        self.offload, self.world = False, runtime.world
         self.capture = runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
@@ -54,20 +54,22 @@ class Stepper:
 
     def step(self, *inputs: Tensor) -> Tensor:
         """The step itself; from the first time that memory runs out, with its activations in host memory."""
-        self.done += 1
         if self.offload:
             with torch.autograd.graph.save_on_cpu(pin_memory=self.device.type == "cuda"):
                 return self.plain_step(*inputs)
-        kept = [buffer.clone() for buffer in self.module.buffers()] if self.done <= WARM_UP else []
+        kept, random = [buffer.clone() for buffer in self.module.buffers()], self._random_state()
         try:
             return self.plain_step(*inputs)
         except torch.OutOfMemoryError:
+            if self.world > 1:  # the other processes would wait for messages that were sent already
+                raise
             log.warning(
                 "the GPU ran out of memory: from here on what the backward pass needs is kept in host memory; "
                 "slower, with the same result. A smaller --batch-size is faster"
             )
-        for buffer, before in zip(self.module.buffers(), kept, strict=False):
+        for buffer, before in zip(self.module.buffers(), kept, strict=True):
             buffer.copy_(before)
+        self._random_state(random)
         self.offload, self.capture = True, False
         self.graphs.clear()
         self.module.zero_grad(set_to_none=True)
@@ -75,6 +77,16 @@ class Stepper:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return self.step(*inputs)
+
+    def _random_state(self, state: tuple[Tensor, Tensor | None] | None = None) -> tuple[Tensor, Tensor | None]:
+        """The state of the generators that dropout draws from; put back where one is given."""
+        cuda = self.device.type == "cuda"
+        if state is not None:
+            torch.set_rng_state(state[0])
+            if cuda and state[1] is not None:
+                torch.cuda.set_rng_state(state[1], self.device)
+            return state
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if cuda else None
 
     def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
         stream = torch.cuda.Stream(self.device)
@@ -91,7 +103,7 @@ class Stepper:
             torch.cuda.synchronize(self.device)
             gc.collect()  # an old graph freed in the middle of a capture would break it
             with torch.cuda.graph(graph):
-                result = self.step(*static)
+                result = self.plain_step(*static)
         except Exception as error:
             log.warning("the step could not be captured as a CUDA graph and runs eagerly: %s", error)
             self.capture = False

@@ -11,12 +11,14 @@ import usfan
 from lookalikes import picture
 from usfan.adaptation import objectives
 from usfan.adaptation.adapt import Adaptation
-from usfan.adaptation.guard import TRUSTED, Guard
+from usfan.adaptation.guard import TRUSTED, WITNESS, Guard
 from usfan.adaptation.settings import choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
 from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import engine_store, forward, set_mode
+from usfan.errors import ConfigError, DataError
+from usfan.models.model import Outputs
 from usfan.posterior.predictive import certainty_weights
 from usfan.runtime import start_runtime
 
@@ -282,14 +284,15 @@ def test_two_classes():
         assert usfan.adapt(model, pair, "u-sfan+", **TINY, **settings).passes.after.probs.shape == (24, 2)
 
 
-def distrusted(**validators):
-    return Guard.distrust({"drift": 0.4, "doubtful_drift": 0.8, **validators})
+def distrusted(knowledge=WITNESS, **validators):
+    return Guard.distrust({"drift": 0.4, "doubtful_drift": 0.8, **validators}, knowledge)
 
 
 def test_the_guard_distrusts_a_run_that_moves_what_the_source_was_certain_of():
     assert distrusted() is None
     assert distrusted(doubtful_drift=TRUSTED) is None
     assert distrusted(doubtful_drift=0.3, drift=0.01) is None
+    assert distrusted(doubtful_drift=0.3, knowledge=0.9 * WITNESS) is None
     reason = distrusted(doubtful_drift=0.3)
     assert "40% of the images" in reason
     assert "0.30" in reason
@@ -309,6 +312,7 @@ def test_swapped_classes_are_not_kept(source, monkeypatch):
 
     monkeypatch.setattr(Adaptation, "outputs", swapped)
     monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
+    monkeypatch.setattr(Guard, "source_knowledge", lambda self: 1.0)
     model = usfan.adapt(source, squares(), **TINY)
     before, *_, last = (record["validators"] for record in model.history["records"])
     assert last["information_maximization"] > before["information_maximization"]
@@ -316,3 +320,83 @@ def test_swapped_classes_are_not_kept(source, monkeypatch):
     assert model.history["kept_epoch"] == 0
     assert "not trusted" in model.history["guard"]["reason"]
     assert same(model, source)
+
+
+@pytest.mark.parametrize("settings", [{}, {"open_set": True}])
+def test_the_seed_alone_decides_with_dropout_too(settings):
+    source = usfan.train_source(squares(), backbone="lenet", epochs=1, batch_size=8, bottleneck=8)
+    models = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        models.append(usfan.adapt(source, squares(), guard=False, **TINY, **settings))
+    assert same(*models)
+
+
+@pytest.mark.parametrize("settings", [{"open_set": True}, {"open_set": True, "method": "shot-im"}, {}])
+def test_a_run_that_diverges_falls_back_in_open_set_too(source, settings):
+    model = usfan.adapt(source, squares(), **{**TINY, "lr": 1e12, "epochs": 3, **settings})
+    assert bool(torch.isfinite(model.passes.after.probs).all())
+    assert model.history["kept_epoch"] < 3
+
+
+@pytest.mark.parametrize("weigh", [True, False])
+@pytest.mark.parametrize("separation", [0.0, 1.0])
+def test_the_memory_of_diversity_is_over_what_diversity_is_over(source, separation, weigh):
+    """With the whole target as the batch, the mean that L_div judges is the memory."""
+    run, *_ = first_step(source, method="u-sfan", open_set=True, separation=separation, weigh_diversity=weigh)
+    outputs, guide = run.guard.source, run.guidance
+    assert 0 < float(guide.known.mean()) < 1
+    run.objective.config = dataclasses.replace(run.config, diversity_memory=0.0)
+    close(run.objective.mean_probs(outputs.probs, guide.weights, guide.known), guide.marginal)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"balance": True, "normalise_weights": False},
+        {"balance": True, "refresh": "step"},
+        {"certainty": "epistemic", "refresh": "step"},
+        {"objective_scale": float("nan")},
+        {"objective_scale": -1.0},
+        {"pseudo_label_weight": float("nan")},
+        {"separation": -1.0},
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(settings):
+    with pytest.raises(ConfigError):
+        make_config(AdaptConfig, settings)
+
+
+def test_defaults_that_depend_on_other_settings(source):
+    def chosen(**settings):
+        return resolve_defaults(make_config(AdaptConfig, settings), source)
+
+    assert chosen().balance
+    assert not chosen(normalise_weights=False).balance
+    assert not chosen(refresh="step").balance
+    assert not chosen(method="shot-im").balance
+    enough = 4 * len(CLASSES)
+    assert chosen(batch_size=enough).diversity_memory == 0
+    assert chosen(batch_size=enough - 1).diversity_memory == 0.9
+    assert chosen(batch_size=enough, diversity_memory=0.5).diversity_memory == 0.5
+
+
+def test_a_partial_target_is_not_judged_by_its_diversity():
+    spread = {"entropy": 1.0, "information_maximization": 1.0}
+    sure = {"entropy": 0.1, "information_maximization": 0.5}
+    assert Guard(enabled=True).score(spread) > Guard(enabled=True).score(sure)
+    assert Guard(enabled=True, partial=True).score(sure) > Guard(enabled=True, partial=True).score(spread)
+
+
+def test_one_image_is_too_few(source):
+    with pytest.raises(DataError, match="one image is too few"):
+        usfan.adapt(source, squares().subset([0]), **TINY)
+    assert len(usfan.adapt(source, squares().subset([0]), "source-only").passes.after) == 1
+
+
+def test_what_a_source_model_knows_of_the_target():
+    guard = Guard(enabled=True)
+    assert guard.source_knowledge() == 0
+    for probs, share in ((torch.eye(4), 1.0), (torch.full((5, 4), 0.25), 0.0), (torch.eye(4)[[0, 0, 1, 1]], 0.5)):
+        guard.source = Outputs(probs, probs, probs, probs, probs[:, 0])
+        assert guard.source_knowledge() == pytest.approx(share, abs=1e-6)

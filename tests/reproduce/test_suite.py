@@ -110,6 +110,16 @@ def test_two_processes_give_the_same_rows_as_one(digits, tmp_path, capfd):
     assert "[1/" in shown
 
 
+def test_a_fault_of_a_job_is_a_fault_in_one_line(digits, tmp_path, capfd):
+    out = tmp_path / "study"
+    out.mkdir()
+    (out / "models").write_text("a file where a folder should be")
+    assert reproduce("digits", digits, out, "--methods", "source-only", "--pairs", "M-U", "--jobs", 2) == 1
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert "jobs failed" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+
+
 def test_no_jobs_is_a_mistake_and_what_is_done_stays(digits, tmp_path, capsys):
     root = tmp_path / "data"
     shutil.copytree(digits, root)

@@ -35,6 +35,7 @@ from usfan.engine import (
     set_mode,
     worth_compiling,
 )
+from usfan.errors import DataError
 from usfan.evaluation.validators import validate
 from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images, check_finite
 from usfan.optimiser import Optimiser
@@ -44,6 +45,8 @@ from usfan.stepper import Stepper
 
 log = logging.getLogger(__name__)
 
+CHOSEN = ("balance", "diversity_memory", "separation", "backbone_lr_scale", "pseudo_label_weight")
+"""Settings that the network and the method choose where the user does not."""
 Progress = Callable[[int, int, dict[str, float]], None]
 
 
@@ -64,6 +67,8 @@ def adapt(
         store = dataclasses.replace(data, labels=None, classes=None)
     else:
         store = engine_store(as_images(data).without_labels(), source.spec, engine)
+    if len(store) < 2 and find_method(config.method).adapts:
+        raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
     return Adaptation(source, store, config, engine, run, progress).run()
 
 
@@ -130,6 +135,7 @@ class Adaptation:
             "guard": {"on": self.config.guard, "kept_epoch": kept.epoch, "reason": kept.reason},
             "validators": self.guard.validators.get(kept.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
+            "chosen": {name: getattr(self.config, name) for name in CHOSEN},
             "seconds": round(seconds, 3),
             "records": self.records,
         }
@@ -174,7 +180,8 @@ class Adaptation:
         outputs = self.outputs()
         if epoch == 0:
             check_finite(outputs.logits, outputs.posterior_probs)
-        self.guidance.refresh(outputs, self.method, self.config)
+        if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
+            self.guidance.refresh(outputs, self.method, self.config)  # else the guard sees it, or the end does
         if self.guard.source is None:
             self.guard.source = outputs if epoch == 0 else self.source_outputs()
         figures = validate(
@@ -195,6 +202,7 @@ class Adaptation:
     @torch.no_grad()
     def settle_statistics(self) -> None:
         """BatchNorm takes the target's statistics before the first split: under the source's, known looks unknown."""
+        seed_everything(self.config.seed, 0, part=self.runtime.rank)
         set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
         for rows, _ in epoch_batches(len(self.store), self.config.batch_size, self.config.seed, 0, self.runtime):
             forward(self.classifier, self.feeder.view(*self.feeder.inputs(rows)), self.runtime)

@@ -3,24 +3,30 @@
 Information maximisation ranks the iterates of a run, but it cannot tell classes that were swapped: they are as
 confident and as diverse as the right ones. The posterior can. Adaptation should change its mind about images that the
 source model doubted. Where the images whose class changed were not clearly less certain than those whose class stayed
-(`doubtful_drift` under `TRUSTED`), the run is not trusted, and the source model is kept.
+(`doubtful_drift` under `TRUSTED`), the run is not trusted, and the source model is kept. A source model that knows next
+to nothing of the target (its predictions carry less than `WITNESS` of log K in information) is no witness, and little
+is lost with it: it is not asked.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from usfan.adaptation.neighbours import nearest_neighbours
+from usfan.evaluation.calibration import entropies
 from usfan.evaluation.validators import collapse
 from usfan.models.classifier import Classifier
 from usfan.models.model import Outputs
 
 NEIGHBOURS = 5
-TRUSTED = 0.55
+TRUSTED = 0.6
 """Least chance that a moved image was less certain than one that stayed; ½ is no relation at all (docs/results.md)."""
+WITNESS = 0.4
+"""Least information of the source model's predictions, as a share of log K, for its certainty to count."""
 MOVED = 0.05
 """Share of the images that must have moved before that is asked."""
 
@@ -68,14 +74,14 @@ class Guard:
         if reason is not None:
             self.collapsed = reason
             return
-        if self.best_state is None or score(validators) >= score(self.validators[self.best]):
+        if self.best_state is None or self.score(validators) >= self.score(self.validators[self.best]):
             self.best = epoch
             self.best_state = {k: v.detach().clone() for k, v in classifier.state_dict().items()}
 
     def finish(self) -> Kept:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
-        doubt = self.distrust(self.validators[self.best])
+        doubt = self.distrust(self.validators[self.best], self.source_knowledge())
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -88,11 +94,24 @@ class Guard:
             return Kept(0, "adaptation was not trusted: source model kept, because no iterate scored higher")
         return Kept(self.best, f"kept epoch {self.best} of {self.latest}", self.best_state)
 
+    def score(self, validators: dict[str, float]) -> float:
+        """Information maximisation: confident on each sample, diverse over all. Where classes may be missing, only
+        confident: their absence is no fault."""
+        return -validators["entropy"] if self.partial else validators["information_maximization"]
+
+    def source_knowledge(self) -> float:
+        """Information of the source model's predictions on the target, as a share of log K."""
+        if self.source is None or self.source.probs.shape[1] < 2:
+            return 0.0
+        probs = self.source.probs
+        information = entropies(probs.mean(dim=0)[None])[0] - entropies(probs).mean()
+        return float(information) / math.log(probs.shape[1])
+
     @staticmethod
-    def distrust(validators: dict[str, float]) -> str | None:
+    def distrust(validators: dict[str, float], source_knowledge: float) -> str | None:
         """Why an iterate is not to be trusted; None if it is."""
         drift, doubtful = validators.get("drift", 0.0), validators.get("doubtful_drift", 1.0)
-        if drift < MOVED or doubtful >= TRUSTED:
+        if drift < MOVED or doubtful >= TRUSTED or source_knowledge < WITNESS:
             return None
         return (
             f"it changed the class of {drift:.0%} of the images, and those were hardly less certain than the others "
@@ -109,8 +128,3 @@ class Guard:
         self.best = state["best"]
         self.validators = {int(k): v for k, v in state["validators"].items()}
         self.best_state = tensors or None
-
-
-def score(validators: dict[str, float]) -> float:
-    """Information maximisation: confident on each sample, diverse over all."""
-    return validators["information_maximization"]

@@ -25,6 +25,12 @@ GRAPH_NEIGHBOURS = 10
 """Neighbours per sample in the graph that pseudo-labels are propagated over."""
 
 
+def diversity_share(config: AdaptConfig, weights: Tensor, known: Tensor) -> Tensor:
+    """How much each sample counts in p̂ of L_div: all alike, or only known ones under separation, or by weight."""
+    share = known if config.open_set and config.separation else torch.ones_like(known)
+    return share * weights if config.weigh_diversity else share
+
+
 @dataclass(frozen=True)
 class Guidance:
     """Tables over the N target samples, on the device; refreshed in place."""
@@ -58,8 +64,8 @@ class Guidance:
             raw = weights_of(method.weights, outputs, config)
             self.certainty.copy_(raw)
             self.weights.copy_(self._scaled(raw, outputs, config))
-        share = self.weights[:, None] if config.weigh_diversity else self.known[:, None]
-        self.marginal.copy_((share * outputs.probs).sum(dim=0) / share.sum().clamp_min(1e-12))
+        share = diversity_share(config, self.weights, self.known)
+        self.marginal.copy_((share[:, None] * outputs.probs).sum(dim=0) / share.sum().clamp_min(1e-12))
         if config.neighbours:
             places, similarities = nearest_neighbours(outputs.features, config.neighbours)
             strength = self.certainty * self.known

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.guidance import Guidance, diversity_share
 from usfan.adaptation.methods import Method
 from usfan.adaptation.objectives import (
     diversity,
@@ -55,7 +55,7 @@ class Objective:
         weights = self.weights(samples, features, logits, known)
         probs = self.probs(features, logits)
         entropies = sample_entropy(probs)
-        loss_entropy = global_mean(weights * entropies, total, known)
+        loss_entropy = global_mean(weights * entropies if config.weigh_entropy else entropies, total, known)
         loss = (1 - config.gamma) * loss_entropy
         if self.separation:
             loss = loss - (1 - config.gamma) * self.separation * global_mean(entropies, total, 1 - known)
@@ -66,7 +66,7 @@ class Objective:
         loss_pseudo = torch.zeros_like(loss)
         if self.method.pseudo_labels:
             each = smoothed_cross_entropy(logits, guide.pseudo_labels[samples], 0.0)
-            each = each * guide.weights[samples] if config.weigh_pseudo_labels else each
+            each = each * weights if config.weigh_pseudo_labels else each
             loss_pseudo = global_mean(each, total, known)
             loss = loss + self.pseudo_label_weight * loss_pseudo
         if config.neighbours:
@@ -81,19 +81,18 @@ class Objective:
     def weights(self, samples: Tensor, features: Tensor, logits: Tensor, known: Tensor) -> Tensor:
         """B, from the table of the epoch, or as in Algorithm 1 from the batch as it is."""
         config = self.config
-        if not config.weigh_entropy:
-            return torch.ones_like(known)
         if self.method.weights == "none" or config.refresh == "epoch":
             return self.guidance.weights[samples]
         kind, tau, draws = self.method.weights, config.temperature, config.samples
         weights = raw_weights(kind, features, logits, self.posterior, temperature=tau, samples=draws)
+        weights = weights.pow(config.weight_power)
         if not config.normalise_weights:
             return weights
         return weights / global_mean(weights, self.runtime.total_or_alone, known).clamp_min(1e-12)
 
     def mean_probs(self, probs: Tensor, weights: Tensor, known: Tensor) -> Tensor:
         """p̂ of the batch; where the config says so, with the value of the whole target's, and the batch's gradient."""
-        mask = known if self.separation else torch.ones_like(known)
-        mean = global_mean(probs, self.runtime.total_or_alone, mask * weights if self.config.weigh_diversity else mask)
+        share_of_each = diversity_share(self.config, weights, known)
+        mean = global_mean(probs, self.runtime.total_or_alone, share_of_each)
         share = self.config.diversity_memory or 0.0
         return mean if share == 0 else mean + share * (self.guidance.marginal - mean).detach()

@@ -28,7 +28,7 @@ def run_jobs(study: Suite, show: Show) -> None:
     waiting: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     for group in study.groups():
         waiting.put(group)
-    failures: list[str] = []
+    failures: list[Exception] = []
     lock = threading.Lock()
     threads = [
         threading.Thread(target=feed, args=(study, show, waiting, failures, lock), daemon=True)
@@ -39,10 +39,11 @@ def run_jobs(study: Suite, show: Show) -> None:
     for thread in threads:
         thread.join()
     if failures:
-        raise UsfanError(f"{len(failures)} of {len(threads)} jobs failed; the first said: {failures[0]}")
+        kind = UsfanError if isinstance(failures[0], UsfanError) else OSError
+        raise kind(f"{len(failures)} of {len(threads)} jobs failed; the first said: {failures[0]}")
 
 
-def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[str], lock: threading.Lock) -> None:
+def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[Exception], lock: threading.Lock) -> None:
     """One child: give it groups until none is left, and show what it answers."""
     with subprocess.Popen(
         [sys.executable, "-m", "usfan.reproduce.jobs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -56,12 +57,12 @@ def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[st
                     with lock:
                         show(answer["row"], answer["fresh"])
                 if "error" in answer:
-                    failures.append(answer["error"])
+                    failures.append(UsfanError(answer["error"]) if answer["mistake"] else OSError(answer["error"]))
                     break
         except queue.Empty:
             pass
         except (OSError, ValueError) as error:
-            failures.append(f"a job ended early ({error})")
+            failures.append(OSError(f"a job ended early ({error})"))
 
 
 def description(study: Suite) -> dict[str, Any]:
@@ -105,7 +106,9 @@ def main() -> None:
             study.run_group(group["seed"], group["source"], lambda row, fresh: answer(row=row, fresh=fresh))
             answer(done=True)
     except UsfanError as error:
-        answer(error=str(error))
+        answer(error=str(error), mistake=True)
+    except OSError as error:
+        answer(error=str(error), mistake=False)
 
 
 if __name__ == "__main__":
