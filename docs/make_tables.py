@@ -215,6 +215,17 @@ def guard_table() -> str:
     return markdown(header, lines)
 
 
+def digits_memory_table() -> str:
+    rows = load("digits-memory.json")["rows"]
+    lines = []
+    for method, setting in dict.fromkeys((r["method"], r["setting"]) for r in rows):
+        own = [r["path"] for r in rows if (r["method"], r["setting"]) == (method, setting)]
+        cells = [f"{p[name][-1]:.2f}" for p in own for name in ("information_maximization", "accuracy")]
+        lines.append([f"{method}, memory" if setting == "memory" else method, *cells])
+    tasks = dict.fromkeys(r["task"] for r in rows)
+    return markdown(["method", *(f"{t} {f}" for t in tasks for f in ("information", "accuracy (not used)"))], lines)
+
+
 def digits_open_table() -> str:
     rows = load("digits-open.json")["rows"]
     figures = {"hos": "HOS", "os": "OS", "os_star": "OS*", "unknown_accuracy": "UNK", "auroc_unknown": "AUROC"}
@@ -257,6 +268,7 @@ TABLES = {
     "throughput": throughput_table,
     "guard": guard_table,
     "digits-open": digits_open_table,
+    "digits-memory": digits_memory_table,
     "office31-open": open_set_table,
     "office31-open-scores": open_set_scores_table,
     "digits": digits_table,

@@ -71,9 +71,11 @@ def test_a_thousand_classes_and_ten_samples(precision):
         assert bool(((prediction.weight >= 0.99e-3) & (prediction.weight <= 1.01)).all())
 
 
-def test_one_image_is_too_few_to_adapt_to_or_harmless():
+def test_one_image_is_too_few_to_adapt_to_and_two_are_harmless():
     source = tiny_model()
-    adapted = usfan.adapt(source, pixels(1), epochs=1, batch_size=4)
+    with pytest.raises(usfan.UsfanError, match="one image is too few"):
+        usfan.adapt(source, pixels(1), epochs=1, batch_size=4)
+    adapted = usfan.adapt(source, pixels(2), epochs=1, batch_size=4)
     assert bool(adapted.predict(pixels(1)).probs.isfinite().all())
 
 
