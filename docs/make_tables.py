@@ -247,6 +247,12 @@ def throughput_table() -> str:
     return markdown(["case", "value", "× plain", "note"], lines)
 
 
+def startup_table() -> str:
+    rows = load("startup.json")["suites"]["startup"]
+    lines = [[f"{r['group']}: {r['case']}", f"{r['value']:.1f} {r['unit']}", r["note"]] for r in rows if r["value"]]
+    return markdown(["case", "value", "note"], lines)
+
+
 def toy_table() -> str:
     metrics = load("toy.json")["metrics"]
     lines = []
@@ -267,6 +273,7 @@ TABLES = {
     "validators": validator_table,
     "throughput": throughput_table,
     "guard": guard_table,
+    "startup": startup_table,
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "office31-open": open_set_table,
