@@ -7,7 +7,6 @@ JSON file, written whole; it is never run twice. Images are decoded once per dom
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
+from usfan.reproduce.choices import chosen_pairs, commit, take_jobs
 from usfan.reproduce.command import take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
@@ -278,37 +278,3 @@ class Suite:
             "torch": torch.__version__,
             "commit": commit(),
         }
-
-
-def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    rest = dict(settings)
-    jobs = rest.pop("jobs", 1)
-    if type(jobs) is not int or jobs < 1:
-        raise ConfigError(f"jobs must be a whole number from 1; got {jobs!r}")
-    return jobs, rest
-
-
-def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:
-    if names is None:
-        return found.pairs
-    by_name = {f"{s}-{t}": (s, t) for s, t in found.pairs}
-    for name in names:
-        if name not in by_name:
-            raise ConfigError(f"no task {name!r}; the tasks are {', '.join(by_name)}")
-    return tuple(by_name[name] for name in names)
-
-
-def commit() -> str | None:
-    """The commit of this checkout, where it is one."""
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()

@@ -1,0 +1,40 @@
+"""What a setting may be; `ConfigError` names the one that may not."""
+
+from __future__ import annotations
+
+from usfan.errors import ConfigError
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    if not value >= least or value == float("inf"):
+        raise ConfigError(f"{name} must be at least {least}; got {value}")
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must lie between {low} and {high}; got {value}")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed must be a whole number from 0 to 2147483647; got {seed}")
+
+
+def check_prior(prior: float | str) -> None:
+    if isinstance(prior, str):
+        one_of("prior", prior, ("evidence", "weight-decay"))
+    elif not 0 < prior < float("inf"):
+        raise ConfigError(f"the prior precision must be a positive number; got {prior}")
