@@ -84,7 +84,8 @@ class Worker:
         self.models: dict[str, SourceModel] = {}
         from studies.variants import VARIANTS
 
-        chosen = [v for v in VARIANTS if not self.args.variants or v.name in self.args.variants]
+        named = {v.name: v for v in VARIANTS}
+        chosen = [named[name] for name in self.args.variants] if self.args.variants else VARIANTS
         for variant in chosen:
             for task in self.args.tasks:
                 if time.time() - self.started > self.args.seconds:
@@ -124,6 +125,7 @@ class Worker:
         from studies.paths import path_of
         from studies.variants import FullPosterior
 
+        from usfan.adaptation.objectives import diversity, sample_entropy
         from usfan.adaptation.settings import resolve_defaults
         from usfan.config import AdaptConfig, make_config
         from usfan.engine import forward_store
@@ -140,6 +142,11 @@ class Worker:
             run.posterior = FullPosterior.fit(*found, model.posterior)
         adapted = run.run()
         path = path_of(adapted, store.labels)
+        more = {}
+        for outputs in getattr(run, "averaged", []):
+            right = outputs.logits.argmax(dim=1) == store.labels.to(outputs.logits.device)
+            information = -float(diversity(outputs.probs.mean(dim=0)) + sample_entropy(outputs.probs).mean())
+            more = {"averaged": round(100 * float(right.double().mean()), 2), "averaged_information": information}
         self.emit(
             what="cell",
             variant=variant.name,
@@ -147,6 +154,7 @@ class Worker:
             seed=self.args.seed,
             accuracy=path["accuracy"][-1],
             seconds=round(time.time() - began, 1),
+            **more,
             path=path,
         )
 

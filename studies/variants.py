@@ -16,6 +16,7 @@ from torch import Tensor
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.loss import Objective
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
+from usfan.adaptation.pseudo_labels import centroids, unit_features
 from usfan.adaptation.weights import divide_by_mean
 from usfan.models.model import Outputs
 from usfan.posterior.fit import append_one
@@ -67,6 +68,56 @@ class AnnealedWeights(Adaptation):
         outputs = super().refresh(epoch)
         power = 2 * (1 - epoch / max(1, self.epochs))
         self.guidance.weights.copy_(divide_by_mean(certainty_weights(outputs.posterior_probs).pow(power)))
+        return outputs
+
+
+class Averaged(Adaptation):
+    """Judges, beside the last iterate, the mean of the weights after each epoch of the second half."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.averaged: list[Outputs] = []
+        self.mean: dict[str, Tensor] = {}
+        self.count = 0
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        if 2 * epoch > self.epochs:
+            self.count += 1
+            for name, value in self.classifier.state_dict().items():
+                if value.is_floating_point():
+                    mean = self.mean.setdefault(name, torch.zeros_like(value))
+                    mean += (value - mean) / self.count
+        if epoch == self.epochs:
+            last = {name: value.clone() for name, value in self.classifier.state_dict().items()}
+            self.classifier.load_state_dict({**last, **self.mean})
+            self.averaged.append(self.outputs())
+            self.classifier.load_state_dict(last)
+        return outputs
+
+
+class AgreementWeights(Averaged):
+    """The pseudo-label loss weighted by the posterior predictive's probability of the pseudo-label."""
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        agreed = outputs.posterior_probs.gather(1, self.guidance.pseudo_labels[:, None])[:, 0]
+        self.guidance.weights.copy_(divide_by_mean(agreed))
+        return outputs
+
+
+class BalancedLabels(Averaged):
+    """Pseudo-labels by soft nearest centroids whose class shares are moved half-way to equal ones."""
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        phi = unit_features(outputs.features)
+        hard = torch.nn.functional.one_hot(self.guidance.pseudo_labels, outputs.probs.shape[1]).float()
+        share = (phi @ centroids(phi, hard).T / 0.05).softmax(dim=1)
+        for _ in range(5):
+            share = share / share.mean(dim=0).clamp_min(1e-8).sqrt()
+            share = share / share.sum(dim=1, keepdim=True)
+        self.guidance.pseudo_labels.copy_(share.argmax(dim=1))
         return outputs
 
 
@@ -125,6 +176,9 @@ class Variant:
     full: bool = False
 
 
+DEFAULT = {"balance": True, "diversity_memory": 0.9}
+CROPS = {**DEFAULT, "augment": "resized-crop-flip"}
+CE_ONLY = {**DEFAULT, "weigh_entropy": False, "weigh_pseudo_labels": True}
 VARIANTS = (
     Variant("shot-im", "shot-im", "no weights"),
     Variant("u-sfan", "u-sfan", "weights per epoch, mean 1, evidence prior, τ 0.4"),
@@ -176,6 +230,20 @@ VARIANTS = (
         {"balance": True, "weigh_pseudo_labels": True, "diversity_memory": 0.9},
     ),
     Variant("shot memory", "shot", "L_div over the whole target", {"diversity_memory": 0.9}),
+    Variant("shot averaged", "shot", "the recipe, its weights averaged too", {}, Averaged),
+    Variant("u-sfan default", "u-sfan", "balanced, memory", DEFAULT, Averaged),
+    Variant("u-sfan+ default", "u-sfan+", "balanced, memory", DEFAULT, Averaged),
+    Variant("u-sfan+ resized crops", "u-sfan+", "balanced, memory, stronger views", CROPS, Averaged),
+    Variant("u-sfan+ balanced labels", "u-sfan+", "balanced, memory, labels of even shares", DEFAULT, BalancedLabels),
+    Variant(
+        "u-sfan+ agreement",
+        "u-sfan+",
+        "memory, pseudo-label loss weighted by the posterior's word on the label",
+        {"weigh_entropy": False, "weigh_pseudo_labels": True, "diversity_memory": 0.9},
+        AgreementWeights,
+    ),
+    Variant("u-sfan+ CE memory", "u-sfan+", "balanced certainty on CE alone, memory", CE_ONLY, Averaged),
+    Variant("u-sfan+ CE memory β 1", "u-sfan+", "the same, β 1", {**CE_ONLY, "pseudo_label_weight": 1.0}, Averaged),
     Variant("shot propagation", "shot", "labels spread over neighbours", {"pseudo_label_source": "propagation"}),
     Variant("shot-im-entropy", "shot-im-entropy", "weights of the point estimate"),
     Variant("u-sfan step", "u-sfan", "weights every step, training mode", {"refresh": "step"}),

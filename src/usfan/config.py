@@ -17,6 +17,8 @@ from usfan.field_docs import field_docs as field_docs
 T = TypeVar("T")
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
 """The scores of `usfan.adaptation.open_set`, which are not imported here."""
+VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "none")
+"""The views in training of `usfan.data.views.InputSpec`."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class TrainConfig(OptimiserConfig):
         one_of("damping", self.damping, ("exact", "factored"))
         one_of("preset", self.preset, ("default", "paper"))
         if self.augment is not None:
-            one_of("augment", self.augment, ("crop-flip", "resized-crop-flip", "resized-crop", "none"))
+            one_of("augment", self.augment, VIEWS)
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ class AdaptConfig(OptimiserConfig):
     the method's own when not given, and 0 where a batch holds four samples per class or more."""
     weigh_diversity: bool = False
     """Weigh the mean prediction in L_div by certainty too."""
+    augment: str | None = None
+    """View while adapting: crop-flip, resized-crop-flip, resized-crop or none; the source model's when not given."""
     batch_norm: str = "train"
     """BatchNorm while adapting: train (statistics of the batch) or frozen (the source's)."""
     open_set: bool = False
@@ -212,6 +216,8 @@ class AdaptConfig(OptimiserConfig):
             at_least("separation", self.separation, 0)
         if self.diversity_memory is not None:
             between("diversity_memory", self.diversity_memory, 0, 0.999)
+        if self.augment is not None:
+            one_of("augment", self.augment, VIEWS)
         one_of("batch_norm", self.batch_norm, ("train", "frozen"))
         one_of("preset", self.preset, ("default", "paper"))
         if self.damping is not None:

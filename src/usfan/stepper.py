@@ -99,6 +99,8 @@ class Stepper:
     def _record(self, inputs: tuple[Tensor, ...]) -> Tensor:
         static = tuple(t.clone() for t in inputs)
         graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
         try:
             torch.cuda.synchronize(self.device)
             gc.collect()  # an old graph freed in the middle of a capture would break it
@@ -108,6 +110,7 @@ class Stepper:
             log.warning("the step could not be captured as a CUDA graph and runs eagerly: %s", error)
             self.capture = False
             torch.cuda.synchronize(self.device)
+            generator.graphsafe_set_state(before)  # a broken capture leaves it waiting for the rest of one
             return self.step(*inputs)
         self.graphs[len(inputs[0])] = (graph, static, result)
         graph.replay()

@@ -263,6 +263,16 @@ def test_frozen_batch_norm_keeps_the_statistics_of_the_source(source):
     assert all(torch.equal(state(frozen)[k], state(source)[k]) for k in names)
 
 
+def test_views_while_adapting_are_the_sources_or_those_asked_for(source):
+    own = usfan.adapt(source, squares(), guard=False, **TINY)
+    same = usfan.adapt(source, squares(), guard=False, augment=source.spec.augment, **TINY)
+    other = "none" if source.spec.augment != "none" else "resized-crop"
+    changed = usfan.adapt(source, squares(), guard=False, augment=other, **TINY)
+    assert all(torch.equal(state(own)[k], state(same)[k]) for k in state(own))
+    assert any(not torch.equal(state(own)[k], state(changed)[k]) for k in state(own))
+    assert changed.spec == source.spec
+
+
 def test_the_guard_keeps_what_the_validator_prefers_and_off_keeps_the_last(source):
     kept = usfan.adapt(source, squares(), **TINY)
     scores = [r["validators"]["information_maximization"] for r in kept.history["records"]]

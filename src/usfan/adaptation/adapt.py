@@ -94,7 +94,8 @@ class Adaptation:
         self.batches = count_batches(len(store), config.batch_size)
         self.steps = self.batches * self.epochs
         self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
-        self.feeder = Feeder(store, source.spec, config.seed, runtime)
+        views = dataclasses.replace(source.spec, augment=config.augment or source.spec.augment)
+        self.feeder = Feeder(store, views, config.seed, runtime)
         self.guidance = Guidance.empty(len(store), len(source.classes), runtime.device)
         beta = torch.zeros((), device=runtime.device)
         self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
