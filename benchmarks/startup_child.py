@@ -67,6 +67,30 @@ def adapt() -> None:
     cli.main(sys.argv[4:])
 
 
+def train() -> None:
+    """To where the first step begins: imports, files, network, all images decoded; STOP step: to where it ends."""
+    from usfan import cli, source
+
+    plain_backbone, plain_step = source.create_backbone, source.Training.step
+
+    def backbone(*arguments: Any, **options: Any) -> Any:
+        made = plain_backbone(*arguments, **options)
+        reached("model")
+        return made
+
+    def step(self: Any, *batch: Any) -> Any:
+        reached("begins")
+        found.setdefault("cpu", cpu_seconds())
+        if STOP == "step":
+            plain_step(self, *batch)
+            reached("step")
+        leave()
+
+    source.create_backbone = backbone
+    source.Training.step = step  # type: ignore[method-assign]
+    cli.main(sys.argv[4:])
+
+
 def over_images() -> None:
     """evaluate or predict, timed from where the model sees images to the end."""
     from usfan import cli
@@ -123,4 +147,4 @@ def digits() -> None:
     leave()
 
 
-{"adapt": adapt, "evaluate": over_images, "predict": over_images, "digits": digits}[WHAT]()
+{"adapt": adapt, "train": train, "evaluate": over_images, "predict": over_images, "digits": digits}[WHAT]()

@@ -8,6 +8,7 @@ A test checks that the page holds them as they are.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -111,6 +112,52 @@ def closed_set_averages() -> str:
     return ", ".join(f"{names[m]} {mean:.1f}" + (" %" if m == "source-only" else "") for m, mean in means.items())
 
 
+def repeats_table() -> str:
+    """Averages over the six tasks, by run and seed."""
+    runs = {"first": load("office31-earlier.json")["rows"], "second": load("office31.json")["rows"]}
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in runs["first"]):
+        means = [
+            statistics.fmean(values)
+            for rows in runs.values()
+            for _, values in sorted(
+                by_seed([r for r in rows if r["method"] == method], lambda r: r["accuracy"]).items()
+            )
+        ]
+        lines.append([method, *(f"{m:.1f}" for m in means), f"{statistics.fmean(means):.1f}"])
+    return markdown(["method", *(f"{run}, {seed}" for run in runs for seed in (2019, 2020)), "mean"], lines)
+
+
+def correctness_table() -> str:
+    """AUROC of certainty, right against wrong predictions, of the point estimate and of the posterior predictive."""
+    rows = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
+    lines = []
+    for method in ("source model", *dict.fromkeys(r["method"] for r in rows)):
+        when = "before" if method == "source model" else "after"
+        own = [r for r in rows if r["method"] == ("shot-im" if when == "before" else method)]
+        cells = []
+        for some in ([r for r in own if r["task"] == "A→W"], own):
+            for kind in ("point", "posterior"):
+                cells.append(over_seeds(by_seed(some, lambda r, k=f"{kind}_{when}": r["auroc_correct"][k])))
+        lines.append([method, *cells])
+    header = [f"{what} {kind}" for what in ("A→W", "six tasks:") for kind in ("point", "posterior")]
+    return markdown(["model", *header], lines)
+
+
+def separation_table() -> str:
+    """On the tasks that every case has."""
+    rows = load("office31-separation.json")["rows"]
+    cases = dict.fromkeys((r["method"], r["separation"]) for r in rows)
+    tasks = {case: {r["task"] for r in rows if (r["method"], r["separation"]) == case} for case in cases}
+    common = set.intersection(*tasks.values())
+    lines = []
+    for method, separation in cases:
+        own = [r for r in rows if (r["method"], r["separation"]) == (method, separation) and r["task"] in common]
+        figures = [f"{statistics.fmean(r[figure] for r in own):.1f}" for figure in OPEN_FIGURES]
+        lines.append([method, f"{separation:g}", *figures])
+    return markdown(["method", "separation", *OPEN_FIGURES.values()], lines)
+
+
 def closed_set_calibration_table() -> str:
     rows = load("office31.json")["rows"]
     figures = {"ece": "ECE", "posterior_ece": "posterior ECE", "nll": "NLL", "posterior_nll": "posterior NLL"}
@@ -122,16 +169,19 @@ def closed_set_calibration_table() -> str:
     return markdown(["method", *figures.values()], lines)
 
 
-def search_table() -> str:
-    rows = load("office31-search.json")["rows"]
+def search_table(name: str = "office31-search.json") -> str:
+    rows = load(name)["rows"]
     tasks = list(dict.fromkeys(r["task"] for r in rows))
+    more = ["weights averaged"] if "averaged" in rows[0] else []
     lines = []
     for variant in dict.fromkeys(r["variant"] for r in rows):
         own = {r["task"]: r for r in rows if r["variant"] == variant}
         cells = [own[t]["accuracy"] for t in tasks]
+        line = [variant, *(f"{c:.1f}" for c in cells), f"{statistics.fmean(cells):.1f}"]
+        line += [f"{statistics.fmean(own[t]['averaged'] for t in tasks):.1f}" for _ in more]
         score = statistics.fmean(own[t]["path"]["information_maximization"][-1] for t in tasks)
-        lines.append([variant, *(f"{c:.1f}" for c in cells), f"{statistics.fmean(cells):.1f}", f"{score:.2f}"])
-    return markdown(["variant", *(f"{t[0]}→{t[1]}" for t in tasks), "average", "information"], lines)
+        lines.append([*line, f"{score:.2f}"])
+    return markdown(["variant", *(f"{t[0]}→{t[1]}" for t in tasks), "average", *more, "information"], lines)
 
 
 def search_rule_table() -> str:
@@ -148,7 +198,8 @@ def search_rule_table() -> str:
 
 def guard_paths() -> list[dict]:
     """Every adapting run on Office-31 whose path was kept."""
-    rows = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
+    names = ("office31.json", "office31-earlier.json")
+    rows = [r for name in names for r in load(name)["rows"] if r["method"] != "source-only"]
     return [r["path"] for r in [*rows, *load("office31-search.json")["rows"]]]
 
 
@@ -160,7 +211,8 @@ def validator_table() -> str:
     """Spearman's correlation of each validator with accuracy over the epochs of a run, mean over runs."""
     paths = guard_paths()
     lines = []
-    for name in paths[0]:
+    names = [n for n in paths[0] if all(n in path for path in paths)]
+    for name in names:
         if name == "accuracy":
             continue
         each = []
@@ -177,24 +229,35 @@ CLASSES = {"toy": 3, "digits": 10, "office31": 31}
 GUARDED = ("guard-toy.json", "guard-mnist-uci.json", "guard-uci-mnist.json")
 
 
-def kept_epoch(path: dict, classes: int) -> int:
-    """What the guard keeps of a run: highest information, unless the images that moved were not the doubted ones."""
+def guarded_rows() -> list[dict]:
+    rows = [r for name in GUARDED for r in load(name)["rows"]]
+    office = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
+    rows += [{**r, "data": "office31", "task": "all tasks", "setting": "default"} for r in office]
+    return rows + [{**r, "task": "three tasks"} for r in load("guard-office31.json")["rows"]]
+
+
+def kept_epoch(row: dict) -> int:
+    """What the guard keeps of a run: highest information, unless the images that moved were not the doubted ones, or
+    classes seem to be missing. Digits and toy have far more than the images per class that the last rule asks for."""
     from usfan.adaptation.guard import Guard
 
+    path, classes = row["path"], CLASSES[row["data"]]
     best = max(range(len(path["accuracy"])), key=lambda e: (path["information_maximization"][e], e))
     figures = {name: path[name][best] for name in ("drift", "doubtful_drift")}
     knowledge = path["information_maximization"][0] / math.log(classes)
-    return best if Guard.distrust(figures, knowledge) is None else 0
+    source = {"coverage": path.get("coverage", [1.0])[0]}
+    missing = Guard.missing_classes(source, knowledge, row.get("count", 1000), classes)
+    return best if missing is None and Guard.distrust(figures, knowledge) is None else 0
 
 
 def guard_table() -> str:
-    rows = [r for name in GUARDED for r in load(name)["rows"]]
+    rows = guarded_rows()
     groups = dict.fromkeys((r["data"], r["task"], r["setting"]) for r in rows)
     lines = []
     for group in groups:
-        own = [r["path"] for r in rows if (r["data"], r["task"], r["setting"]) == group]
-        source, last = ([p["accuracy"][e] for p in own] for e in (0, -1))
-        kept = [p["accuracy"][kept_epoch(p, CLASSES[group[0]])] for p in own]
+        own = [r for r in rows if (r["data"], r["task"], r["setting"]) == group]
+        source, last = ([r["path"]["accuracy"][e] for r in own] for e in (0, -1))
+        kept = [r["path"]["accuracy"][kept_epoch(r)] for r in own]
         helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
         lost = f"{statistics.fmean(a - b for a, b in helped):.2f}" if helped else "–"
         below = [sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, kept)]
@@ -267,6 +330,10 @@ def toy_table() -> str:
 
 TABLES = {
     "office31": closed_set_table,
+    "office31-repeats": repeats_table,
+    "office31-correctness": correctness_table,
+    "office31-search-plus": functools.partial(search_table, "office31-search-plus.json"),
+    "office31-separation": separation_table,
     "office31-calibration": closed_set_calibration_table,
     "office31-search": search_table,
     "office31-rule": search_rule_table,

@@ -66,6 +66,7 @@ def main() -> None:
                     given = {"epochs": options.epochs, "seed": seed, "guard": False, **settings}
                     path = path_of(adapt(source, store, method, runtime=runtime, **given), store.labels)
                     what = {"data": "office31", "task": task, "method": method, "setting": setting, "seed": seed}
+                    what["count"] = len(store)
                     rows.append({**what, "path": path})
                     print(what, path["accuracy"][0], path["accuracy"][-1], path["doubtful_drift"][-1], flush=True)
                     write_rows(options.out, "python studies/guard_office31.py", rows)

@@ -120,43 +120,12 @@ class Worker:
         return self.models[letter]
 
     def cell(self, variant: Any, task: str) -> None:
-        import dataclasses
+        from studies.cells import run_variant
 
-        from studies.paths import path_of
-        from studies.variants import FullPosterior
-
-        from usfan.adaptation.objectives import diversity, sample_entropy
-        from usfan.adaptation.settings import resolve_defaults
-        from usfan.config import AdaptConfig, make_config
-        from usfan.engine import forward_store
-
-        model, store, began = self.source(task[0]), self.stores[task[1]], time.time()
-        settings = {"method": variant.method, "epochs": self.args.target_epochs, "guard": False, "seed": self.args.seed}
-        config = resolve_defaults(
-            make_config(AdaptConfig, {**settings, "balance": False, "diversity_memory": 0.0, **variant.settings}), model
-        )
-        unlabelled = dataclasses.replace(store, labels=None, classes=None)
-        run = variant.loop(model, unlabelled, config, self.runtime)
-        if variant.full:
-            found = forward_store(model.classifier, self.stores[task[0]], model.spec, self.runtime)
-            run.posterior = FullPosterior.fit(*found, model.posterior)
-        adapted = run.run()
-        path = path_of(adapted, store.labels)
-        more = {}
-        for outputs in getattr(run, "averaged", []):
-            right = outputs.logits.argmax(dim=1) == store.labels.to(outputs.logits.device)
-            information = -float(diversity(outputs.probs.mean(dim=0)) + sample_entropy(outputs.probs).mean())
-            more = {"averaged": round(100 * float(right.double().mean()), 2), "averaged_information": information}
-        self.emit(
-            what="cell",
-            variant=variant.name,
-            task=task,
-            seed=self.args.seed,
-            accuracy=path["accuracy"][-1],
-            seconds=round(time.time() - began, 1),
-            **more,
-            path=path,
-        )
+        model, seed = self.source(task[0]), self.args.seed
+        stores = {"store": self.stores[task[1]], "source_store": self.stores[task[0]]}
+        row = run_variant(variant, model, runtime=self.runtime, **stores, epochs=self.args.target_epochs, seed=seed)
+        self.emit(what="cell", task=task, seed=seed, **row)
 
 
 def main() -> None:

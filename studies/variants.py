@@ -177,6 +177,7 @@ class Variant:
 
 
 DEFAULT = {"balance": True, "diversity_memory": 0.9}
+OWN = {"balance": None, "diversity_memory": None}
 CROPS = {**DEFAULT, "augment": "resized-crop-flip"}
 CE_ONLY = {**DEFAULT, "weigh_entropy": False, "weigh_pseudo_labels": True}
 VARIANTS = (
@@ -234,6 +235,10 @@ VARIANTS = (
     Variant("u-sfan default", "u-sfan", "balanced, memory", DEFAULT, Averaged),
     Variant("u-sfan+ default", "u-sfan+", "balanced, memory", DEFAULT, Averaged),
     Variant("u-sfan+ resized crops", "u-sfan+", "balanced, memory, stronger views", CROPS, Averaged),
+    Variant("u-sfan own", "u-sfan", "what the program chooses", OWN),
+    Variant("u-sfan+ own", "u-sfan+", "what the program chooses", OWN),
+    Variant("u-sfan+ balanced", "u-sfan+", "mean 1 within each predicted class", {"balance": True}),
+    Variant("shot-im-entropy default", "shot-im-entropy", "point estimate, balanced, memory", DEFAULT),
     Variant("u-sfan+ balanced labels", "u-sfan+", "balanced, memory, labels of even shares", DEFAULT, BalancedLabels),
     Variant(
         "u-sfan+ agreement",

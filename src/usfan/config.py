@@ -185,7 +185,8 @@ class AdaptConfig(OptimiserConfig):
     energy; the method's own when not given."""
     separation: float | None = None
     """Open set: weight of raising the entropy of samples judged unknown, with L_div over the known ones and the first
-    split made under the target's BatchNorm statistics; 0: as the recipe; the method's own when not given."""
+    split made under the target's BatchNorm statistics; 0: as the recipe; when not given, the method's own for the small
+    networks, else 0."""
     guard: bool = True
     """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
     preset: str = "default"

@@ -17,6 +17,7 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine import (
     Feeder,
+    after_steps,
     count_batches,
     engine_store,
     epoch_batches,
@@ -73,15 +74,16 @@ def train_source(
         "head_norm": config.head_norm,
     }
     options: dict[str, Any] = {k: v for k, v in architecture.items() if k != "backbone"}
-    classifier = prepare(Classifier(backbone, features, len(classes), **options), engine)
+    classifier = prepare(Classifier(backbone, features, len(classes), **options), engine, steps=True)
     store = engine_store(data, spec, engine)
     check_counts(store.labels, classes)
     summary = Training(classifier, store, spec, config, engine, run, progress).run()
+    classifier = after_steps(classifier, engine)
     posterior = fit_posterior(
         classifier, store, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
     )
     summary["prior_precision"] = posterior.prior_precision
-    return SourceModel(classifier.eval(), posterior, classes, spec, architecture, summary)
+    return SourceModel(classifier, posterior, classes, spec, architecture, summary)
 
 
 def resolve_defaults(config: TrainConfig) -> TrainConfig:

@@ -25,6 +25,7 @@ from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
     Feeder,
+    after_steps,
     count_batches,
     engine_store,
     epoch_batches,
@@ -88,7 +89,7 @@ class Adaptation:
         self.folder, self.progress = run, progress
         self.method: Method = find_method(config.method)
         self.epochs = config.epochs if self.method.adapts else 0
-        self.classifier = prepare(copy.deepcopy(source.classifier), runtime)
+        self.classifier = prepare(copy.deepcopy(source.classifier), runtime, steps=self.method.adapts)
         self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
         self.batches = count_batches(len(store), config.batch_size)
@@ -112,7 +113,7 @@ class Adaptation:
         for epoch in range(first, self.epochs):
             outputs = self.refresh(epoch)
             before = outputs if epoch == 0 else before
-            if self.guard.collapsed:
+            if self.guard.stopped:
                 break
             if epoch == 0 and self.objective.separation:
                 self.settle_statistics()
@@ -147,7 +148,7 @@ class Adaptation:
             score = self.config.split or self.method.decision
             rule = split_unknown(after, score, recipe=self.config.preset == "paper")
         return AdaptedModel(
-            self.classifier.eval(),
+            after_steps(self.classifier, self.runtime),
             self.posterior,
             self.source.classes,
             self.source.spec,

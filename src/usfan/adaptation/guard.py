@@ -6,6 +6,9 @@ source model doubted. Where the images whose class changed were not clearly less
 (`doubtful_drift` under `TRUSTED`), the run is not trusted, and the source model is kept. A source model that knows next
 to nothing of the target (its predictions carry less than `WITNESS` of log K in information) is no witness, and little
 is lost with it: it is not asked.
+
+Nor can information tell that classes are missing: it asks for all of them. Where a source model that knows something
+of the target sees not one image of a quarter of its classes, the run ends before it begins, and names `--partial-set`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,12 @@ WITNESS = 0.4
 """Least information of the source model's predictions, as a share of log K, for its certainty to count."""
 MOVED = 0.05
 """Share of the images that must have moved before that is asked."""
+UNSEEN = 0.25
+"""Share of the classes (and two at least) that the source model predicts for no image, to count as missing…"""
+WITNESS_OF_ABSENCE = 0.3
+"""…where its predictions carry this much information, as a share of log K…"""
+PER_CLASS = 4
+"""…and there are this many images per class, on average."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class Guard:
         self._neighbours: Tensor | None = None
         self.validators: dict[int, dict[str, float]] = {}
         self.collapsed: str | None = None
+        self.refused: str | None = None
         self.loss_finite = True
         self.latest = 0
         self.best = 0
@@ -71,6 +81,8 @@ class Guard:
             reason = collapse(probs, self.source.probs)
         if not self.enabled:
             return
+        if epoch == 0 and not self.partial:
+            self.refused = self.missing_classes(validators, self.source_knowledge(), *probs.shape)
         if reason is not None:
             self.collapsed = reason
             return
@@ -81,7 +93,7 @@ class Guard:
     def finish(self) -> Kept:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
-        doubt = self.distrust(self.validators[self.best], self.source_knowledge())
+        doubt = self.refused or self.distrust(self.validators[self.best], self.source_knowledge())
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -93,6 +105,11 @@ class Guard:
         if self.best == 0 and self.latest > 0:
             return Kept(0, "adaptation was not trusted: source model kept, because no iterate scored higher")
         return Kept(self.best, f"kept epoch {self.best} of {self.latest}", self.best_state)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there is no sense in going on."""
+        return self.collapsed is not None or self.refused is not None
 
     def score(self, validators: dict[str, float]) -> float:
         """Information maximisation: confident on each sample, diverse over all. Where classes may be missing, only
@@ -116,6 +133,18 @@ class Guard:
         return (
             f"it changed the class of {drift:.0%} of the images, and those were hardly less certain than the others "
             f"(doubtful drift {doubtful:.2f}, {TRUSTED} is needed): classes may have been swapped"
+        )
+
+    @staticmethod
+    def missing_classes(source: dict[str, float], source_knowledge: float, count: int, classes: int) -> str | None:
+        """Why the target seems to lack classes, by the source model's own validators on it; None if it does not."""
+        unseen = round((1 - source["coverage"]) * classes)
+        if unseen < max(2, UNSEEN * classes) or source_knowledge < WITNESS_OF_ABSENCE or count < PER_CLASS * classes:
+            return None
+        return (
+            f"it predicts {unseen} of {classes} classes for not one image: the target seems to lack them, and "
+            "adaptation would fill them with images of other classes. --partial-set is for such targets, "
+            "--guard off adapts all the same"
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -27,6 +27,8 @@ def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
     for name in ("balance", "diversity_memory", "separation"):
         if getattr(config, name) is None:
             changes[name] = getattr(method, name)
+    if config.separation is None and not small:  # measured: it helps a network trained from scratch, and harms others
+        changes["separation"] = 0.0
     if config.balance is None and (config.refresh == "step" or not config.normalise_weights):
         changes["balance"] = False
     if config.diversity_memory is None and config.batch_size >= ENOUGH_PER_CLASS * len(source.classes):
