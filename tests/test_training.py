@@ -7,6 +7,7 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.errors import ConfigError, DataError
+from usfan.source import Training
 
 TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
 
@@ -75,3 +76,24 @@ def test_two_images_are_enough_and_a_last_batch_of_one_is_left_out():
     data = squares(classes=2, images=9)
     usfan.train_source(data.subset([0, 1]), **TINY, validation_share=0)
     usfan.train_source(data.subset(range(17)), **TINY, validation_share=0)
+
+
+def test_a_network_with_depthwise_convolutions_comes_back_with_the_same_bits(tmp_path, monkeypatch):
+    """It is trained with the channels last, and laid out as it will be loaded when that is over."""
+    settings = {"backbone": "mobilenetv3_small_050", "pretrained": "none", "epochs": 1, "batch_size": 4}
+    layouts = []
+    plain = Training.step
+
+    def step(self, *batch):
+        layouts.append(self.classifier.backbone.conv_stem.weight.is_contiguous(memory_format=torch.channels_last))
+        return plain(self, *batch)
+
+    monkeypatch.setattr(Training, "step", step)
+    model = usfan.train_source(squares(classes=2, images=4), **settings)
+    assert layouts
+    assert all(layouts)
+    adapted = usfan.adapt(model, squares(classes=2, images=4), epochs=1, batch_size=4, guard=False)
+    for made, kind in ((model, usfan.SourceModel), (adapted, usfan.AdaptedModel)):
+        assert made.classifier.backbone.conv_stem.weight.is_contiguous()
+        again = kind.load(made.save(tmp_path / kind.__name__))
+        assert torch.equal(made.predict(squares(images=2)).probs, again.predict(squares(images=2)).probs)
