@@ -137,6 +137,19 @@ def test_classes_beyond_the_model(refused, model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_class_in_another_case(refused, model, tmp_path):
+    data = class_folder(tmp_path / "data")
+    (data / "class-1").rename(data / "Class-1")
+    assert "Class-1 for class-1" in refused("evaluate", model, data)
+
+
+@pytest.mark.parametrize("command", [("predict", "--out"), ("export", "--onnx")], ids=str)
+def test_a_folder_where_a_file_is_written(refused, model, folder, tmp_path, command):
+    name, flag = command
+    data = [folder] if name == "predict" else []
+    assert f"{tmp_path} is a folder: {flag}" in refused(name, model, *data, flag, tmp_path)
+
+
 def test_a_wrong_shaped_tensor(refused, model, folder, tmp_path):
     bad = tmp_path / "bad"
     bad.mkdir()

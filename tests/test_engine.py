@@ -35,7 +35,7 @@ SPEC = InputSpec(1, 28, 28, (0.5,), (0.5,), "resized-crop")
 
 def small_classifier() -> Classifier:
     torch.manual_seed(0)
-    return prepare(Classifier(SmoothCNN(), SmoothCNN.num_features, CLASSES, bottleneck=8), CPU)
+    return prepare(Classifier(SmoothCNN(), SmoothCNN.num_features, CLASSES, bottleneck=8), SPEC, CPU)
 
 
 def small_store(count: int = 30) -> PixelStore:
@@ -194,7 +194,7 @@ def test_out_of_memory_goes_on_with_the_same_result(failing: int, caplog: pytest
     def run(fail_at: int | None) -> Classifier:
         torch.manual_seed(0)
         dropping = Classifier(SmoothCNN(), SmoothCNN.num_features, CLASSES, bottleneck=8, dropout=0.5)
-        classifier = prepare(dropping, CPU)
+        classifier = prepare(dropping, SPEC, CPU)
         optimiser = Optimiser(classifier, OptimiserConfig(), 4, CPU, head=True)
         feeder, calls = Feeder(small_store(), SPEC, 0, CPU), [0]
         set_mode(classifier, training=True)

@@ -38,7 +38,22 @@ class Net(nn.Module):
         return self.top(self.hidden(self.bn(self.conv(images)).relu().mean(dim=(2, 3))).relu())
 
 
+class Viewer(nn.Module):
+    """Depthwise, and it views its features as if the channels came first: it cannot be laid out otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 5, stride=4)
+        self.deep = nn.Conv2d(6, 6, 3, groups=6)
+        self.fc = nn.Linear(6 * 5 * 5, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.deep(self.conv(images)).relu()
+        return self.fc(found.view(found.shape[0], -1))
+
+
 KINDS = {
+    "views its features": (Viewer, None),
     "torchvision": (lambda: torchvision.models.resnet18(num_classes=3), None),
     "timm": (lambda: timm.create_model("resnet18", num_classes=3), None),
     "hand-written": (Net, "top"),
@@ -69,7 +84,7 @@ def test_attach_predict_adapt_save_and_load(kind, tmp_path):
     batch = pictures(5)
     before = source.predict(batch)
     with torch.no_grad():
-        images = (torch.from_numpy(batch[:, 2:34, 2:34]).permute(0, 3, 1, 2) / 255 - 0.45) / 0.22
+        images = (torch.from_numpy(batch[:, 2:34, 2:34]).permute(0, 3, 1, 2).contiguous() / 255 - 0.45) / 0.22
         assert module.eval()(images).shape == before.probs.shape
 
     adapted = usfan.adapt(source, pictures(), method="u-sfan+", epochs=1, batch_size=4, guard=False)

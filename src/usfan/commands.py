@@ -215,6 +215,7 @@ def predict(settings: dict[str, Any]) -> None:
     coverage = settings.pop("coverage", None)
     if coverage is not None and not (isinstance(coverage, (int, float)) and 0 < coverage <= 1):
         raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
+    must_be_a_file(out, "--out")
     settings.pop("seed", None)
     data = open_data(settings, data_path)
     model = SourceModel.load(model_path)
@@ -223,6 +224,11 @@ def predict(settings: dict[str, Any]) -> None:
         count = write_predictions(out, model.to(runtime.device), data, coverage, runtime, shown.advance)
     say_skipped(data)
     console.print(f"{out}: {count} predictions", markup=False)
+
+
+def must_be_a_file(path: Path, flag: str) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: {flag} names the file to write")
 
 
 def report(settings: dict[str, Any]) -> None:
@@ -239,6 +245,7 @@ def export(settings: dict[str, Any]) -> None:
     from usfan.models.model import SourceModel
 
     out, model_path = Path(settings.pop("onnx")), settings.pop("model")
+    must_be_a_file(out, "--onnx")
     nothing_left(without_runtime(settings))
     worst = export_onnx(SourceModel.load(model_path), out)
     console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, normalised_crops, statistics, test_view, train_view
 from usfan.errors import ArtifactError
-from usfan.models.classifier import Classifier
+from usfan.models.classifier import Classifier, lay_out, plain_layout
 from usfan.progress import bar
 from usfan.run import Checkpoint, RunFolder
 from usfan.runtime import Runtime, permutation
@@ -94,7 +94,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(features, logits) in float32, whatever the precision of the network."""
     if runtime.device.type == "cuda":
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=torch.channels_last) if classifier.channels_last else images
         torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
     with runtime.autocast():
         features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
@@ -102,12 +102,12 @@ def forward(
     return features, classifier.head(features)
 
 
-def prepare(classifier: Classifier, runtime: Runtime, *, steps: bool = False) -> Classifier:
+def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False) -> Classifier:
     """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
     the global batch."""
     classifier = classifier.to(runtime.device)
     if runtime.device.type == "cuda" or (steps and has_depthwise(classifier)):
-        classifier = classifier.to(memory_format=torch.channels_last)
+        classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
     if runtime.world > 1:
         from usfan.models.sync_norm import sync_batch_norms
 
@@ -118,13 +118,13 @@ def prepare(classifier: Classifier, runtime: Runtime, *, steps: bool = False) ->
 def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
     """In test mode, and on a CPU laid out as it will be when it is loaded again: the same bits come out of it."""
     if runtime.device.type == "cpu":
-        classifier = classifier.to(memory_format=torch.contiguous_format)
+        plain_layout(classifier)
     return classifier.eval()
 
 
 def has_depthwise(module: nn.Module) -> bool:
-    """Whether it has convolutions of single channels: on a CPU these train twice as fast with the channels last."""
-    return any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in module.modules())
+    """Whether it has convolutions of single channels: on a CPU these train faster with the channels last."""
+    return any(isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1 for m in module.modules())
 
 
 def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:
@@ -182,19 +182,18 @@ def forward_store(
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
-    count = len(rows)
-    parts: list[tuple[Tensor, Tensor]] = []
-    spans = pass_spans(count, batch_size, runtime)
-    own = spans[runtime.rank :: runtime.world]
-    for start, size in own:
+    weight, _ = classifier.head_tensors()
+    features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
+    for start, size in pass_spans(len(rows), batch_size, runtime)[runtime.rank :: runtime.world]:
         batch = rows[start : start + size]
         padded = torch.cat([batch, batch[-1:].expand(size - len(batch))])
         whole = compiled and size == batch_size
-        features, logits = pass_batch(classifier, store, padded, spec, runtime, compiled=whole)
-        parts.append((features[: len(batch)], logits[: len(batch)]))
-    if runtime.world == 1:
-        return torch.cat([f for f, _ in parts]), torch.cat([z for _, z in parts])
-    return gather_parts(classifier, parts, [start for start, _ in own], count, runtime)
+        found = pass_batch(classifier, store, padded, spec, runtime, compiled=whole)
+        for table, part in zip((features, logits), found, strict=True):
+            table[start : start + len(batch)] = part[: len(batch)]
+    if runtime.world > 1:  # each process filled its own rows
+        features, logits = runtime.total(features), runtime.total(logits)
+    return features, logits
 
 
 def pass_batch(
@@ -224,15 +223,3 @@ def pass_spans(count: int, batch_size: int, runtime: Runtime) -> list[tuple[int,
     if runtime.device.type != "cuda":
         return spans + ([(whole, count - whole)] if whole < count else [])
     return spans + [(start, LEFT_OVER) for start in range(whole, count, LEFT_OVER)]
-
-
-def gather_parts(
-    classifier: Classifier, parts: list[tuple[Tensor, Tensor]], starts: list[int], count: int, runtime: Runtime
-) -> tuple[Tensor, Tensor]:
-    """Each process fills its own rows of a table of zeros; the sum of the tables is the whole."""
-    weight, _ = classifier.head_tensors()
-    features = torch.zeros(count, weight.shape[1], device=runtime.device)
-    logits = torch.zeros(count, weight.shape[0], device=runtime.device)
-    for start, (f, z) in zip(starts, parts, strict=True):
-        features[start : start + len(f)], logits[start : start + len(z)] = f, z
-    return runtime.total(features), runtime.total(logits)

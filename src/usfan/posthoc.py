@@ -47,7 +47,7 @@ def attach_posterior(
     store = engine_store(data, spec, engine)
     rows = torch.arange(min(2, len(store)), device=engine.device)
     classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
-    classifier = prepare(classifier, engine)  # type: ignore[assignment]
+    classifier = prepare(classifier, spec, engine)  # type: ignore[assignment]
     outputs = classifier.head.out_features
     classes = tuple(data.classes) if data.classes is not None else tuple(str(i) for i in range(outputs))
     if len(classes) != outputs:

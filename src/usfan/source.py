@@ -74,7 +74,7 @@ def train_source(
         "head_norm": config.head_norm,
     }
     options: dict[str, Any] = {k: v for k, v in architecture.items() if k != "backbone"}
-    classifier = prepare(Classifier(backbone, features, len(classes), **options), engine, steps=True)
+    classifier = prepare(Classifier(backbone, features, len(classes), **options), spec, engine, steps=True)
     store = engine_store(data, spec, engine)
     check_counts(store.labels, classes)
     summary = Training(classifier, store, spec, config, engine, run, progress).run()

@@ -323,7 +323,6 @@ def test_swapped_classes_are_not_kept(source, monkeypatch):
     monkeypatch.setattr(Adaptation, "outputs", swapped)
     monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
     monkeypatch.setattr(Guard, "source_knowledge", lambda self: 1.0)
-    monkeypatch.setattr(Guard, "missing_classes", lambda *_: None)  # by a source model that knows that much
     model = usfan.adapt(source, squares(), **TINY)
     before, *_, last = (record["validators"] for record in model.history["records"])
     assert last["information_maximization"] > before["information_maximization"]
@@ -390,6 +389,14 @@ def test_defaults_that_depend_on_other_settings(source):
     assert chosen(batch_size=enough).diversity_memory == 0
     assert chosen(batch_size=enough - 1).diversity_memory == 0.9
     assert chosen(batch_size=enough, diversity_memory=0.5).diversity_memory == 0.5
+
+
+def test_separation_is_the_small_networks(source):
+    large = dataclasses.replace(source, architecture={**source.architecture, "backbone": "resnet50"})
+    chosen = [resolve_defaults(make_config(AdaptConfig, {"open_set": True}), model) for model in (source, large)]
+    assert [config.separation for config in chosen] == [1.0, 0.0]
+    asked = resolve_defaults(make_config(AdaptConfig, {"open_set": True, "separation": 0.5}), large)
+    assert asked.separation == 0.5
 
 
 def test_a_partial_target_is_not_judged_by_its_diversity():

@@ -38,6 +38,7 @@ from usfan.engine import (
 )
 from usfan.errors import DataError
 from usfan.evaluation.validators import validate
+from usfan.models.classifier import Classifier
 from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images, check_finite
 from usfan.optimiser import Optimiser
 from usfan.run import RunFolder
@@ -89,7 +90,7 @@ class Adaptation:
         self.folder, self.progress = run, progress
         self.method: Method = find_method(config.method)
         self.epochs = config.epochs if self.method.adapts else 0
-        self.classifier = prepare(copy.deepcopy(source.classifier), runtime, steps=self.method.adapts)
+        self.classifier = self.source_copy()
         self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
         self.batches = count_batches(len(store), config.batch_size)
@@ -103,6 +104,7 @@ class Adaptation:
         self.compiled = worth_compiling(runtime, self.steps)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set)
+        self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
         self.path: list[Tensor] = []
 
@@ -113,7 +115,7 @@ class Adaptation:
         for epoch in range(first, self.epochs):
             outputs = self.refresh(epoch)
             before = outputs if epoch == 0 else before
-            if self.guard.stopped:
+            if self.guard.collapsed:
                 break
             if epoch == 0 and self.objective.separation:
                 self.settle_statistics()
@@ -135,6 +137,7 @@ class Adaptation:
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
             "guard": {"on": self.config.guard, "kept_epoch": kept.epoch, "reason": kept.reason},
+            "warning": self.warning,
             "validators": self.guard.validators.get(kept.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
             "chosen": {name: getattr(self.config, name) for name in CHOSEN},
@@ -153,7 +156,7 @@ class Adaptation:
             self.source.classes,
             self.source.spec,
             self.source.architecture,
-            {k: v for k, v in history.items() if k not in ("records", "validators", "guard")},
+            {k: v for k, v in history.items() if k not in ("records", "validators", "guard", "warning")},
             self.config.temperature,
             self.config.samples,
             self.config.method,
@@ -170,9 +173,13 @@ class Adaptation:
         probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
+    def source_copy(self) -> Classifier:
+        copied = copy.deepcopy(self.source.classifier)
+        return prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
+
     def source_outputs(self) -> Outputs:
         own = self.classifier
-        self.classifier = prepare(copy.deepcopy(self.source.classifier), self.runtime)
+        self.classifier = self.source_copy()
         outputs = self.outputs()
         self.classifier = own
         return outputs
@@ -186,6 +193,7 @@ class Adaptation:
             self.guidance.refresh(outputs, self.method, self.config)  # else the guard sees it, or the end does
         if self.guard.source is None:
             self.guard.source = outputs if epoch == 0 else self.source_outputs()
+            self.warn_of_missing_classes(self.guard.source)
         figures = validate(
             outputs.probs,
             outputs.features,
@@ -200,6 +208,14 @@ class Adaptation:
         self.guard.consider(epoch, figures, outputs.probs, self.classifier)
         self.record(epoch, figures, outputs)
         return outputs
+
+    def warn_of_missing_classes(self, outputs: Outputs) -> None:
+        if self.config.partial_set or self.config.open_set or self.epochs == 0:
+            return
+        coverage = len(outputs.logits.argmax(dim=1).unique()) / outputs.logits.shape[1]
+        self.warning = self.guard.missing_classes(coverage, *outputs.logits.shape)
+        if self.warning is not None and self.runtime.rank == 0:
+            log.warning(self.warning)
 
     @torch.no_grad()
     def settle_statistics(self) -> None:

@@ -112,6 +112,10 @@ def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Ten
     unknown = [own.classes[i] for i in own.labels[labels == K].unique().tolist()]
     if unknown and not open_set:
         hint = "check the folder names" if own.named else f"check the labels (the model knows 0 to {K - 1})"
+        folded = {name.casefold(): name for name in classes}
+        meant = [f"{name} for {folded[name.casefold()]}" for name in unknown if name.casefold() in folded]
+        if own.named and meant:
+            raise DataError(f"{what} has {some(meant)}: class names must have the case that the model's have")
         raise DataError(
             f"{what} has {_count(unknown)} the model does not know ({some(unknown)}): pass --open-set, or {hint}"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +51,11 @@ def run_over(
     """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     model.to(engine.device)
-    tables = (torch.empty(0, len(model.classes)) for _ in range(3))
-    found = Found([torch.empty(0, dtype=torch.long)], [(torch.empty(0, 0), *tables, torch.empty(0))])
     lost: list[Skipped] = []
     options = {"workers": engine.workers, "progress": progress, "skipped": lost}
     with one_fails_all_fail(engine):
         share = own_share(len(images), batch_size, engine)
+        found = Found(len(share), len(model.classes))
         try:
             for index, outputs in model.predict_batches(images, batch_size, indices=share, **options):
                 found.add(index, outputs)
@@ -67,23 +66,32 @@ def run_over(
     images.unreadable.update(entries)
     if skipped is not None:
         skipped.extend(entries)
-    kept = gather_rows(torch.cat(found.positions), engine)
+    kept, *columns = (gather_rows(rows, engine) for rows in found.rows())
     if len(kept) == 0:
         path, reason = entries[0]
         raise NothingReadable(f"none of the {len(images)} images of {images.name} can be read: {path} ({reason})")
-    return Outputs(*(gather_rows(torch.cat(column), engine) for column in zip(*found.columns, strict=True))), kept
+    return Outputs(torch.empty(len(kept), 0), *columns), kept
 
 
-class Found(NamedTuple):
-    """What one process has seen so far."""
+class Found:
+    """What one process has seen so far, in tables made at the start: small ones, batch by batch, would break up the
+    memory that the batches' own work needs again and again."""
 
-    positions: list[Tensor]
-    columns: list[tuple[Tensor, ...]]
+    def __init__(self, count: int, classes: int) -> None:
+        self.filled = 0
+        tables = (torch.empty(count, classes) for _ in range(3))
+        self.tables = (torch.empty(count, dtype=torch.long), *tables, torch.empty(count))
 
     def add(self, index: Tensor, outputs: Outputs) -> None:
-        self.positions.append(index)
-        kept = (outputs.features[:, :0], outputs.logits, outputs.probs, outputs.posterior_probs)
-        self.columns.append(tuple(column.cpu() for column in (*kept, outputs.mutual_information)))
+        end = self.filled + len(index)
+        columns = (outputs.logits, outputs.probs, outputs.posterior_probs, outputs.mutual_information)
+        for table, column in zip(self.tables, (index, *columns), strict=True):
+            table[self.filled : end] = column
+        self.filled = end
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """Positions, logits, probs, posterior probs, mutual information."""
+        return tuple(table[: self.filled] for table in self.tables)
 
 
 def score_outputs(outputs: Outputs, labels: Tensor, model: SourceModel, *, open_set: bool = False) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from usfan.errors import ConfigError
 class Classifier(nn.Module):
     """g: backbone and bottleneck; h: head."""
 
+    channels_last = True
+    """Whether it may be laid out with the channels last, and given images so."""
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -157,6 +160,30 @@ def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) ->
     if not isinstance(output, Tensor) or output.shape != logits.shape or features.ndim != 2:
         return False
     return torch.allclose(output, logits, rtol=1e-4, atol=1e-4)
+
+
+def lay_out(classifier: Classifier, example: Tensor) -> Classifier:
+    """Lays it out with the channels last, where it runs like that: a foreign module may `view` what lies otherwise."""
+    classifier = classifier.to(memory_format=torch.channels_last)
+    if not isinstance(classifier, WrappedClassifier):
+        return classifier
+    was_training = classifier.training
+    try:
+        with torch.no_grad():
+            classifier.eval()(example.contiguous(memory_format=torch.channels_last))
+        classifier.channels_last = True
+    except RuntimeError:
+        classifier.channels_last = False
+        plain_layout(classifier)
+    return classifier.train(was_training)
+
+
+def plain_layout(module: nn.Module) -> None:
+    """Back to torch's own layout. A tensor with one channel counts as laid out either way: its strides tell, and
+    only a new view has those of a new tensor."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous().view(-1).view(tensor.shape)
 
 
 def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:

@@ -61,7 +61,8 @@ def planned_epochs(run: Run) -> int | None:
 def guard_reason(run: Run) -> str:
     guard = run.metrics.get("guard")
     reason = guard.get("reason") if isinstance(guard, dict) else None
-    return str(reason or run.kept.get("reason") or "")
+    warning = run.metrics.get("warning")
+    return ". Beware: ".join(str(text) for text in (reason or run.kept.get("reason"), warning) if text)
 
 
 def main_figure(run: Run) -> tuple[str, str]:
