@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import cpu
 import posterior
 import startup
 import throughput
@@ -23,6 +24,7 @@ SUITES: dict[str, Callable[[], Iterable[Row]]] = {
     "startup": startup.suite,
     "memory": startup.memory_suite,
     "throughput": throughput.suite,
+    "cpu": cpu.suite,
 }
 
 

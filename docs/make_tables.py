@@ -307,9 +307,16 @@ def throughput_table() -> str:
     return markdown(["case", "value", "× plain", "note"], lines)
 
 
-def startup_table() -> str:
-    rows = load("startup.json")["suites"]["startup"]
-    lines = [[f"{r['group']}: {r['case']}", f"{r['value']:.1f} {r['unit']}", r["note"]] for r in rows if r["value"]]
+def suite_table(name: str) -> str:
+    """Every row of a benchmark's suite."""
+    rows = load(f"{name}.json")["suites"][name]
+    digits = {"images/s": 0, "MiB": 0, "bytes": 0}
+    lines = []
+    for row in rows:
+        ratio = f"{row['ratio']:.1f} ×" if row["ratio"] is not None and row["wanted"] is None else row["note"]
+        lines.append(
+            [f"{row['group']}: {row['case']}", f"{row['value']:,.{digits.get(row['unit'], 1)}f} {row['unit']}", ratio]
+        )
     return markdown(["case", "value", "note"], lines)
 
 
@@ -337,7 +344,7 @@ TABLES = {
     "validators": validator_table,
     "throughput": throughput_table,
     "guard": guard_table,
-    "startup": startup_table,
+    **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "office31-open": open_set_table,

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 WORTH_COMPILING = 30_000
 """Steps from which compiling pays under compile="auto"."""
+PASS_BATCH = {"cuda": 256, "cpu": 64}
+"""Batch size of a pass over a data set; on a CPU larger ones are slower."""
 LEFT_OVER = 64
 """Batch size of what is left after the whole batches of a pass: the recipe's, which is set up for training anyway."""
 TRY_KERNELS = False
@@ -175,11 +177,12 @@ def forward_store(
     runtime: Runtime,
     *,
     rows: Tensor | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
     classifier.eval()
+    batch_size = batch_size or PASS_BATCH.get(runtime.device.type, 256)
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
     weight, _ = classifier.head_tensors()
