@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def adapt(
     if len(store) < 2 and find_method(config.method).adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
     return Adaptation(source, store, config, engine, run, progress).run()
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """A study of many runs on one target says it once."""
+    log.warning(message)
 
 
 class Adaptation:
@@ -215,7 +222,7 @@ class Adaptation:
         coverage = len(outputs.logits.argmax(dim=1).unique()) / outputs.logits.shape[1]
         self.warning = self.guard.missing_classes(coverage, *outputs.logits.shape)
         if self.warning is not None and self.runtime.rank == 0:
-            log.warning(self.warning)
+            warn_once(self.warning)
 
     @torch.no_grad()
     def settle_statistics(self) -> None:

@@ -133,8 +133,8 @@ class Guard:
         if unseen < max(2, UNSEEN * classes) or count < PER_CLASS * classes:
             return None
         return (
-            f"the source model predicts {unseen} of {classes} classes for not one of {count} images: where the target "
-            "lacks them, adaptation fills them with images of other classes, and --partial-set is better"
+            f"the source model predicts {unseen} of {classes} classes for not one of {count} images: it may be weak, "
+            "or the target lacks them; adaptation will fill them, and where they are missing --partial-set is better"
         )
 
     def tensors(self) -> dict[str, Tensor]:
