@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from usfan.report.blocks import number, seconds
 from usfan.report.curves import course, lines, series
 from usfan.report.plots import density
-from usfan.report.svg import Axes, path_of, tick_labels, ticks, whole_ticks
+from usfan.report.svg import Axes, padded, path_of, tick_labels, ticks, whole_ticks
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -33,6 +33,13 @@ def test_epochs_get_whole_ticks(first: int, count: int) -> None:
     values = whole_ticks(first, first + count)
     assert 1 <= len(values) <= 8
     assert all(v == int(v) and first <= v <= first + count for v in values)
+
+
+def test_what_differs_by_rounding_is_drawn_as_level() -> None:
+    labels = tick_labels(ticks(*padded(np.array([0.999991, 1.000012, 1.0])), 4))
+    assert labels == ["0.90", "0.95", "1.00", "1.05", "1.10"]
+    low, high = padded(np.array([1.0, 1.01]))
+    assert high - low < 0.02
 
 
 def test_tick_labels_keep_the_decimals_they_need() -> None:

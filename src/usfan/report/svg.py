@@ -144,12 +144,13 @@ def widened(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def padded(values: np.ndarray, share: float = 0.06) -> tuple[float, float]:
-    """A range with a little room around all finite values."""
+    """A range with a little room around all finite values; a tenth around what differs by rounding only."""
     finite = values[np.isfinite(values)]
     if len(finite) == 0:
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
-    room = (high - low) * share or abs(high) * 0.1 or 0.5
+    spread = high - low if high - low > 1e-4 * max(abs(low), abs(high)) else 0.0
+    room = spread * share or abs(high) * 0.1 or 0.5
     return low - room, high + room
 
 
