@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
 from usfan.errors import ConfigError, DataError
-from usfan.run import RunFolder, whole_file, write_json
+from usfan.files import whole_file, write_json
+from usfan.run import RunFolder
 
 RUN = ("--backbone", "digits-cnn", "--epochs", 6, "--batch-size", 16, *TINY)
 

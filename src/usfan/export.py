@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from usfan.errors import UsfanError
+from usfan.files import whole_file
 from usfan.models.model import SourceModel
 from usfan.posterior.predictive import certainty_weights
-from usfan.run import whole_file
 
 TOLERANCE = 1e-4
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from usfan.evaluation.evaluate import score_outputs
+from usfan.files import write_json, write_tensors
 from usfan.models.model import AdaptedModel
 from usfan.posterior.predictive import certainty_weights, entropy
-from usfan.run import write_json, write_tensors
 
 HALF_FROM = 4_000_000
 """Tables of N·K values from here on are kept in half precision."""

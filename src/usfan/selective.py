@@ -13,7 +13,7 @@ from typing import Any
 from usfan.data.stream import NothingReadable
 from usfan.errors import ConfigError
 from usfan.evaluation.share import gather_json, one_fails_all_fail, own_share
-from usfan.run import whole_file
+from usfan.files import whole_file
 from usfan.runtime import Runtime, start_runtime
 
 COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown")

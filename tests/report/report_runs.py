@@ -13,7 +13,8 @@ from torch import Tensor
 from usfan.config import AdaptConfig
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
 from usfan.evaluation.validators import validate
-from usfan.run import RunFolder, write_json, write_tensors
+from usfan.files import write_json, write_tensors
+from usfan.run import RunFolder
 
 EPOCHS = 6
 NAMES = ("back_pack", "bike", "calculator", "desk lamp", "monitor", "mug", "pen", "stapler", "trash can", "tape")

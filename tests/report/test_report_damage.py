@@ -14,9 +14,9 @@ from page_parser import Element, parse
 from report_runs import write_adapt_run
 from safetensors.torch import load_file
 
+from usfan.files import write_json, write_tensors
 from usfan.report.page import write_report
 from usfan.report.read_run import read_run
-from usfan.run import write_json, write_tensors
 
 
 @pytest.fixture(scope="module")

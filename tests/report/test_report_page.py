@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from usfan.cli import main
 from usfan.errors import ConfigError, DataError
+from usfan.files import write_json
 from usfan.report import page as page_module
 from usfan.report.page import write_report
 from usfan.report.sections import Detail
-from usfan.run import write_json
 
 K = 6
 FIGURES = ("losses", "lr", "entropy-before", "entropy-after", "weights", "map-before", "map-after")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from usfan.errors import ArtifactError, UsfanError
+from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone, timm_model
 from usfan.models.card import model_card
 from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
@@ -24,7 +25,6 @@ from usfan.models.model import AdaptedModel, SourceModel
 from usfan.models.schema import ModelConfig, parse_config
 from usfan.models.tensor_file import check_header, check_values, open_tensors
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.run import write_json, write_tensors, write_text
 
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
 MAX_CONFIG_BYTES = 16 << 20

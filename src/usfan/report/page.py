@@ -11,13 +11,13 @@ import jinja2
 from markupsafe import Markup
 
 from usfan.errors import ConfigError
+from usfan.files import write_text
 from usfan.progress import bar
 from usfan.report.blocks import Section
 from usfan.report.compare import comparison
 from usfan.report.overview import fill_figures
 from usfan.report.read_run import Run, read_runs
 from usfan.report.sections import Detail, RunPart, run_part
-from usfan.run import write_text
 
 LIMIT = 5_000_000
 """Bytes of a page."""

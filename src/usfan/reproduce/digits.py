@@ -25,9 +25,9 @@ from usfan.data.sources import ImageData
 from usfan.engine import engine_store
 from usfan.errors import DataError
 from usfan.evaluation.evaluate import score_outputs
+from usfan.files import write_json, write_text
 from usfan.models.model import AdaptedModel, SourceModel
 from usfan.progress import bar, step_progress
-from usfan.run import write_json, write_text
 from usfan.runtime import Runtime
 from usfan.samples import adaptation_metrics, save_samples
 from usfan.source import train_source

@@ -25,6 +25,7 @@ from usfan.data.catalogue import check, load_domain
 from usfan.engine import forward_store
 from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
+from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
 from usfan.reproduce.choices import chosen_pairs, commit, take_jobs
@@ -32,7 +33,6 @@ from usfan.reproduce.command import take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
-from usfan.run import write_json, write_tensors, write_text
 from usfan.runtime import Runtime
 from usfan.source import train_source
 

@@ -38,11 +38,11 @@ from rich.table import Table
 
 from usfan.adaptation.methods import METHODS
 from usfan.errors import ConfigError
+from usfan.files import write_json, write_text
 from usfan.progress import bar
 from usfan.reproduce import toy_model as toy
 from usfan.reproduce.toy_adapt import FLIPPED, VARIANTS, StackedPosterior, adapt_stack
 from usfan.reproduce.toy_model import SHIFTS, Domains, StackedMLP, make_domains, train_stack
-from usfan.run import write_json, write_text
 
 SEEDS = tuple(range(20))
 MOST_THREADS = 4

@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from usfan.files import whole_file
 from usfan.posterior.predictive import entropy
 from usfan.reproduce.toy_adapt import FLIPPED, TEMPERATURE, StackedPosterior
 from usfan.reproduce.toy_model import StackedMLP
-from usfan.run import whole_file
 
 if TYPE_CHECKING:
     from usfan.reproduce.toy import Study

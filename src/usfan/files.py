@@ -1,0 +1,68 @@
+"""Files that are whole or absent: written beside, brought to the disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write to the yielded path; it becomes `path` in one step, on disk, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o644)
+        os.replace(part, path)
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        if error.filename not in (None, name):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=True, default=str) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    ready = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    with whole_file(path) as part:
+        try:
+            save_file(ready, part, metadata)
+        except SafetensorError as error:  # it hides the system's number in its text
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
