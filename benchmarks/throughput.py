@@ -122,7 +122,7 @@ class channels_first:
                 features = classifier.extract(images.contiguous())
             return features.float(), classifier.head(features.float())
 
-        loop.prepare = lambda classifier, spec, runtime, steps=False: classifier.to(runtime.device).to(
+        loop.prepare = lambda classifier, spec, runtime, **_: classifier.to(runtime.device).to(
             memory_format=torch.contiguous_format
         )
         loop.forward = forward

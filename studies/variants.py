@@ -16,8 +16,10 @@ from torch import Tensor
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.loss import Objective
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.pseudo_labels import centroids, unit_features
+from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
 from usfan.adaptation.weights import divide_by_mean
+from usfan.data.views import keyed_uniform
+from usfan.engine import forward
 from usfan.models.model import Outputs
 from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
@@ -119,6 +121,58 @@ class BalancedLabels(Averaged):
             share = share / share.sum(dim=1, keepdim=True)
         self.guidance.pseudo_labels.copy_(share.argmax(dim=1))
         return outputs
+
+
+class CertainCentroids(Adaptation):
+    """A sample pulls at its centroid with the strength of its certainty."""
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        found = nearest_centroid(outputs.features, outputs.probs, mask=self.guidance.certainty)
+        self.guidance.pseudo_labels.copy_(found)
+        return outputs
+
+
+class LastingLabels(Adaptation):
+    """Pseudo-labels from the running mean of the predictions: one epoch's change of mind counts two fifths."""
+
+    mean: Tensor | None = None
+
+    def refresh(self, epoch: int) -> Outputs:
+        outputs = super().refresh(epoch)
+        self.mean = outputs.probs if self.mean is None else 0.6 * self.mean + 0.4 * outputs.probs
+        self.guidance.pseudo_labels.copy_(nearest_centroid(outputs.features, self.mean))
+        return outputs
+
+
+class SettledFirst(Adaptation):
+    """BatchNorm takes the target's statistics before the first look at it."""
+
+    def refresh(self, epoch: int) -> Outputs:
+        if epoch == 0:
+            self.settle_statistics()
+        return super().refresh(epoch)
+
+
+class MixedViews(Adaptation):
+    """The pseudo-label loss on mixtures of two views, the mixture of their labels as the target; twice the work."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.beta = self.objective.pseudo_label_weight
+        self.without_labels = dataclasses.replace(self.objective, pseudo_label_weight=torch.zeros_like(self.beta))
+
+    def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+        view = self.feeder.view(samples, staged)
+        features, logits = forward(self.classifier, view, self.runtime)
+        loss, figures = self.without_labels(samples, features, logits)
+        share = 0.5 + 0.5 * keyed_uniform(self.config.seed, self.feeder.epoch, samples, 9)
+        mixed = share[:, None, None, None] * view + (1 - share)[:, None, None, None] * view.roll(1, 0)
+        labels = self.guidance.pseudo_labels[samples]
+        logs = forward(self.classifier, mixed, self.runtime)[1].log_softmax(dim=1)
+        own, other = (-logs.gather(1, places[:, None])[:, 0] for places in (labels, labels.roll(1, 0)))
+        self.optimiser.update(loss + self.beta * (share * own + (1 - share) * other).mean())
+        return figures
 
 
 @dataclass
@@ -235,6 +289,15 @@ VARIANTS = (
     Variant("u-sfan default", "u-sfan", "balanced, memory", DEFAULT, Averaged),
     Variant("u-sfan+ default", "u-sfan+", "balanced, memory", DEFAULT, Averaged),
     Variant("u-sfan+ resized crops", "u-sfan+", "balanced, memory, stronger views", CROPS, Averaged),
+    Variant("shot-im crops", "shot-im", "stronger views", {"augment": "resized-crop-flip"}),
+    Variant("shot crops", "shot", "stronger views", {"augment": "resized-crop-flip"}),
+    Variant("u-sfan crops", "u-sfan", "balanced, memory, stronger views", CROPS),
+    Variant("u-sfan+ crops", "u-sfan+", "balanced, memory, stronger views", CROPS),
+    Variant("u-sfan+ certain centroids", "u-sfan+", "centroids of the certain", DEFAULT, CertainCentroids),
+    Variant("u-sfan+ lasting labels", "u-sfan+", "labels from the running mean", DEFAULT, LastingLabels),
+    Variant("u-sfan+ settled", "u-sfan+", "BatchNorm settled first", DEFAULT, SettledFirst),
+    Variant("u-sfan+ settled crops", "u-sfan+", "the same, stronger views", CROPS, SettledFirst),
+    Variant("u-sfan+ mixed views", "u-sfan+", "pseudo-label loss on mixtures", DEFAULT, MixedViews),
     Variant("u-sfan own", "u-sfan", "what the program chooses", OWN),
     Variant("u-sfan+ own", "u-sfan+", "what the program chooses", OWN),
     Variant("u-sfan+ balanced", "u-sfan+", "mean 1 within each predicted class", {"balance": True}),

@@ -22,6 +22,7 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine import Feeder, forward_store
 from usfan.models.model import SourceModel
+from usfan.models.stem import block_stems
 from usfan.runtime import Runtime, start_runtime
 from usfan.source import train_source
 from usfan.stepper import Stepper
@@ -175,6 +176,19 @@ def test_compiled_crops_are_the_eager_ones() -> None:
     feeder.epoch.fill_(5)
     samples = torch.arange(39, 7, -1, device=CUDA)
     torch.testing.assert_close(feeder.view(samples, compiled=True), feeder.view(samples), rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_pass_is_the_eager_one() -> None:
+    engine = exact()
+    settings = {"backbone": "resnet18", "pretrained": "none", "epochs": 1, "batch_size": 64}
+    pixels = torch.randint(0, 256, (150, 3, 256, 256), dtype=torch.uint8, device=CUDA)
+    data = PixelStore(pixels, torch.arange(150), torch.arange(150) % CLASSES, tuple(NAMES))
+    model = train_source(data, runtime=engine, **settings)
+    expected, _ = forward_store(model.classifier, data, model.spec, engine)
+    block_stems(model.classifier)
+    found, _ = forward_store(model.classifier, data, model.spec, engine, compiled=True)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) < 1e-3 * float(expected.abs().max())
 
 
 def test_what_is_left_after_whole_batches_is_padded_and_cut_off() -> None:

@@ -17,7 +17,7 @@ from usfan.field_docs import field_docs as field_docs
 T = TypeVar("T")
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
 """The scores of `usfan.adaptation.open_set`, which are not imported here."""
-VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "none")
+VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 
 
@@ -99,7 +99,7 @@ class TrainConfig(OptimiserConfig):
     head_norm: bool = True
     """Whether the last layer is weight-normalised."""
     augment: str | None = None
-    """Views in training: crop-flip, resized-crop-flip, resized-crop or none; chosen by the backbone when not given."""
+    """Views in training: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the backbone's."""
     prior: float | str = "evidence"
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = "exact"
@@ -173,7 +173,7 @@ class AdaptConfig(OptimiserConfig):
     weigh_diversity: bool = False
     """Weigh the mean prediction in L_div by certainty too."""
     augment: str | None = None
-    """View while adapting: crop-flip, resized-crop-flip, resized-crop or none; the source model's when not given."""
+    """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
     batch_norm: str = "train"
     """BatchNorm while adapting: train (statistics of the batch) or frozen (the source's)."""
     open_set: bool = False

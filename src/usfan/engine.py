@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.cache import PixelStore, open_store
-from usfan.data.views import InputSpec, normalised_crops, statistics, test_view, train_view
+from usfan.data.views import InputSpec, normalised_centres, normalised_crops, statistics, test_view, train_view
 from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier, lay_out, plain_layout
+from usfan.models.stem import block_stems, plain_stems
 from usfan.progress import bar
 from usfan.run import Checkpoint, RunFolder
 from usfan.runtime import Runtime, permutation
@@ -91,6 +92,12 @@ def compiled_crops() -> Callable:
     return torch.compile(normalised_crops, dynamic=False)
 
 
+@functools.cache
+def compiled_centres() -> Callable:
+    """Test views as one kernel, channels last."""
+    return torch.compile(normalised_centres, dynamic=False)
+
+
 def forward(
     classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -104,10 +111,14 @@ def forward(
     return features, classifier.head(features)
 
 
-def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False) -> Classifier:
+def prepare(
+    classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False, compiled: bool = False
+) -> Classifier:
     """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
-    the global batch."""
+    the global batch. `after_steps` undoes what a model that is given away must not show."""
     classifier = classifier.to(runtime.device)
+    if compiled:
+        block_stems(classifier)
     if runtime.device.type == "cuda" or (steps and has_depthwise(classifier)):
         classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
     if runtime.world > 1:
@@ -118,7 +129,9 @@ def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps:
 
 
 def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
-    """In test mode, and on a CPU laid out as it will be when it is loaded again: the same bits come out of it."""
+    """In test mode, with its own layers, and on a CPU laid out as it will be when it is loaded again: the same bits
+    come out of it."""
+    plain_stems(classifier)
     if runtime.device.type == "cpu":
         plain_layout(classifier)
     return classifier.eval()
@@ -182,16 +195,18 @@ def forward_store(
 ) -> tuple[Tensor, Tensor]:
     """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
     classifier.eval()
-    batch_size = batch_size or PASS_BATCH.get(runtime.device.type, 256)
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
+    compiled = compiled and batch_size is None and len(rows) >= LEFT_OVER
+    batch_size = batch_size or PASS_BATCH.get(runtime.device.type, 256)
+    if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
+        batch_size = -(-len(rows) // max(1, round(len(rows) / batch_size)))
     weight, _ = classifier.head_tensors()
     features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
-    for start, size in pass_spans(len(rows), batch_size, runtime)[runtime.rank :: runtime.world]:
+    for start, size in pass_spans(len(rows), batch_size, runtime, alike=compiled)[runtime.rank :: runtime.world]:
         batch = rows[start : start + size]
         padded = torch.cat([batch, batch[-1:].expand(size - len(batch))])
-        whole = compiled and size == batch_size
-        found = pass_batch(classifier, store, padded, spec, runtime, compiled=whole)
+        found = pass_batch(classifier, store, padded, spec, runtime, compiled=compiled)
         for table, part in zip((features, logits), found, strict=True):
             table[start : start + len(batch)] = part[: len(batch)]
     if runtime.world > 1:  # each process filled its own rows
@@ -204,7 +219,10 @@ def pass_batch(
 ) -> tuple[Tensor, Tensor]:
     """One batch of a pass; where memory runs out, in halves."""
     try:
-        images = test_view(store.batch(rows, runtime.device), spec)
+        if compiled and store.pixels.device.type == runtime.device.type:
+            images = compiled_centres()(store.pixels, rows, spec.size, *statistics(spec, runtime.device))
+        else:
+            images = test_view(store.batch(rows, runtime.device), spec)
         return forward(classifier, images, runtime, compiled=compiled)
     except torch.OutOfMemoryError:
         if len(rows) < 2:
@@ -218,9 +236,12 @@ def pass_batch(
     return torch.cat([f for f, _ in halves]), torch.cat([z for _, z in halves])
 
 
-def pass_spans(count: int, batch_size: int, runtime: Runtime) -> list[tuple[int, int]]:
-    """(start, size) of the batches of a pass. On a GPU a size that is new costs seconds: what is left after the whole
-    batches goes in batches of 64, the last one filled up. Elsewhere the last batch is as small as it comes."""
+def pass_spans(count: int, batch_size: int, runtime: Runtime, *, alike: bool = False) -> list[tuple[int, int]]:
+    """(start, size) of the batches of a pass, all of one size where they must be `alike`. On a GPU a size that is new
+    costs seconds: what is left after the whole batches goes in batches of 64, the last one filled up. Elsewhere the
+    last batch is as small as it comes."""
+    if alike:
+        return [(start, batch_size) for start in range(0, count, batch_size)]
     whole = count - count % batch_size
     spans = [(start, batch_size) for start in range(0, whole, batch_size)]
     if runtime.device.type != "cuda":

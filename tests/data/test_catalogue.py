@@ -84,6 +84,8 @@ def test_recipes_follow_the_protocol():
     assert benchmark("visda-c").recipe.lr == 1e-3
     assert benchmark("digits").recipe_for("svhn").backbone == "dtn"
     assert benchmark("digits").recipe_for("M").backbone == "lenet"
+    moved = {domain: benchmark("digits").recipe_for(domain).shift_turn for domain in "MUS"}
+    assert moved == {"M": False, "U": True, "S": False}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -12,7 +12,9 @@ from usfan.data.views import (
     keyed_integers,
     keyed_uniform,
     normalise,
+    normalised_centres,
     resized_crop,
+    statistics,
     test_view,
     train_view,
 )
@@ -60,6 +62,27 @@ def test_resized_crops(flips, seed, epoch):
     assert torch.equal(train_view(images, rows, samples, spec, seed, epoch), found)
 
 
+@pytest.mark.parametrize(("seed", "epoch"), KEYS[:2])
+@pytest.mark.parametrize("side", [14, 16])
+def test_shifts_and_turns(side, seed, epoch):
+    spec = InputSpec(1, 14, 14, (0.5,), (0.5,), "shift-turn")
+    images, samples = pixels(8, 1, side), torch.arange(20, 28)
+    found = train_view(images, torch.arange(8), samples, spec, seed, epoch)
+    low = (side - 14) // 2
+    for image, sample, view in zip(images[..., low : low + 14, low : low + 14], samples.tolist(), found, strict=True):
+        expected = drawn_views.shift_turn(image, seed, epoch, sample) / 127.5 - 1
+        torch.testing.assert_close(view.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("side", [8, 11])
+def test_centres_for_a_compiler_are_test_views(side):
+    images, rows = pixels(6, 3, side), torch.tensor([5, 0, 0])
+    mean, std = statistics(SPEC, images.device)
+    found = normalised_centres(images, rows, 8, mean, std)
+    assert torch.equal(found, test_view(images[rows], SPEC))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_boxes_hold_60_to_100_percent():
     for sample in range(300):
         left, top, width, height = drawn_views.box(0, 0, sample)
@@ -68,7 +91,7 @@ def test_boxes_hold_60_to_100_percent():
         assert 0 <= top <= 1 - height + 1e-12
 
 
-@pytest.mark.parametrize("augment", ["crop-flip", "resized-crop-flip", "resized-crop", "none"])
+@pytest.mark.parametrize("augment", ["crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none"])
 def test_a_view_does_not_depend_on_its_batch(augment):
     spec = InputSpec(3, 8, 11, SPEC.mean, SPEC.std, augment)
     images = pixels(10)

@@ -64,6 +64,23 @@ def resized_crop(image: Tensor, size: int, seed: int, epoch: int, sample: int, *
     return view
 
 
+def shift_turn(image: Tensor, seed: int, epoch: int, sample: int) -> Tensor:
+    """One float image C×S×S, black beyond its edges: moved by whole pixels, turned about its centre."""
+    side = image.shape[-1]
+    most = round(side / 7)
+    across, down = (draw(seed, epoch, sample, stream) % (2 * most + 1) - most for stream in (0, 1))
+    angle = (2 * uniform(seed, epoch, sample, 2) - 1) * math.pi / 18
+    wide = torch.nn.functional.pad(image.double(), (side,) * 4)
+    middle = (side - 1) / 2
+    view = torch.empty(len(image), side, side, dtype=torch.float64)
+    for y in range(side):
+        for x in range(side):
+            at_x = middle + math.cos(angle) * (x - middle) - math.sin(angle) * (y - middle) + across
+            at_y = middle + math.sin(angle) * (x - middle) + math.cos(angle) * (y - middle) + down
+            view[:, y, x] = bilinear(wide, at_y + side, at_x + side)
+    return view
+
+
 def bilinear(image: Tensor, y: float, x: float) -> Tensor:
     side = image.shape[-1]
     y, x = min(max(y, 0.0), side - 1.0), min(max(x, 0.0), side - 1.0)

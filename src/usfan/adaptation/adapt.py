@@ -97,18 +97,18 @@ class Adaptation:
         self.folder, self.progress = run, progress
         self.method: Method = find_method(config.method)
         self.epochs = config.epochs if self.method.adapts else 0
+        self.batches = count_batches(len(store), config.batch_size)
+        self.steps = self.batches * self.epochs
+        self.compiled = worth_compiling(runtime, self.steps)
         self.classifier = self.source_copy()
         self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
-        self.batches = count_batches(len(store), config.batch_size)
-        self.steps = self.batches * self.epochs
         self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
         views = dataclasses.replace(source.spec, augment=config.augment or source.spec.augment)
         self.feeder = Feeder(store, views, config.seed, runtime)
         self.guidance = Guidance.empty(len(store), len(source.classes), runtime.device)
         beta = torch.zeros((), device=runtime.device)
         self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
-        self.compiled = worth_compiling(runtime, self.steps)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set)
         self.warning: str | None = None
@@ -182,7 +182,8 @@ class Adaptation:
 
     def source_copy(self) -> Classifier:
         copied = copy.deepcopy(self.source.classifier)
-        return prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
+        steps = self.method.adapts
+        return prepare(copied, self.source.spec, self.runtime, steps=steps, compiled=self.compiled)
 
     def source_outputs(self) -> Outputs:
         own = self.classifier

@@ -67,6 +67,8 @@ class Recipe:
     crop_scale: tuple[float, float] | None = None
     """Training crops cover this share of the area and are resized (RandomResizedCrop); None: crops of fixed size."""
     flip: bool = True
+    shift_turn: bool = False
+    """Source views are moved by up to 4 of 28 pixels and turned by up to 10°."""
     lr: float = 1e-2
     target_lr: float | None = None
     """Learning rate of the target stage; None: as in the source stage."""

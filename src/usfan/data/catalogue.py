@@ -191,7 +191,7 @@ def _digits() -> Benchmark:
         recipe=recipe,
         homepage=f"{mnist}, {usps} and {svhn}",
         folders=("digits",),
-        recipes={"S": replace(recipe, backbone="dtn", resize=32, crop=32)},
+        recipes={"S": replace(recipe, backbone="dtn", resize=32, crop=32), "U": replace(recipe, shift_turn=True)},
     )
 
 

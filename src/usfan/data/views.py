@@ -31,7 +31,8 @@ class InputSpec:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     """Divides after the subtraction, per channel."""
     augment: str = "crop-flip"
-    """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop" or "none" (digits)."""
+    """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop", "shift-turn" (USPS as a
+    source, SHOT) or "none" (digits)."""
 
 
 _MASK = (1 << 63) - 1
@@ -81,10 +82,20 @@ def normalised_crops(
     return (crop_flip(pixels, rows, samples, size, seed, epoch).float() - mean) / std
 
 
+def centre(pixels: Tensor, size: int) -> Tensor:
+    low = (pixels.shape[-1] - size) // 2
+    return pixels[..., low : low + size, low : low + size]
+
+
+def normalised_centres(pixels: Tensor, rows: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
+    """`test_view(pixels[rows])` of tensors and numbers alone, for a compiler; channels last."""
+    view = (centre(pixels[rows], size).float() - mean) / std
+    return view.contiguous(memory_format=torch.channels_last)
+
+
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:
     """The centre crop, normalised."""
-    low = (pixels.shape[-1] - spec.size) // 2
-    return normalise(pixels[..., low : low + spec.size, low : low + spec.size], spec)
+    return normalise(centre(pixels, spec.size), spec)
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]  # a view, not a test
@@ -98,6 +109,8 @@ def train_view(
         return test_view(pixels[rows], spec)
     if spec.augment in ("resized-crop", "resized-crop-flip"):
         return resized_crop(pixels[rows], samples, spec, seed, epoch)
+    if spec.augment == "shift-turn":
+        return shift_turn(pixels[rows], samples, spec, seed, epoch)
     return normalise(crop_flip(pixels, rows, samples, spec.size, seed, epoch), spec)
 
 
@@ -134,3 +147,19 @@ def resized_crop(
     )
     view = normalise(pixels, spec)
     return torch.nn.functional.grid_sample(view, grid, padding_mode="border", align_corners=False)
+
+
+def shift_turn(pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor) -> Tensor:
+    """Per sample: moved by up to a seventh of the side (4 of 28 pixels) each way, turned by up to 10°; black beyond."""
+    most = round(spec.size / 7)
+    across, down = (keyed_integers(seed, epoch, samples, stream) % (2 * most + 1) - most for stream in (0, 1))
+    angle = (2 * keyed_uniform(seed, epoch, samples, 2) - 1) * math.radians(10)
+    theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
+    theta[:, 0, 0], theta[:, 1, 1] = angle.cos(), angle.cos()
+    theta[:, 0, 1], theta[:, 1, 0] = -angle.sin(), angle.sin()
+    theta[:, 0, 2], theta[:, 1, 2] = 2 * across / spec.size, 2 * down / spec.size
+    view = centre(pixels, spec.size).float()
+    grid = torch.nn.functional.affine_grid(theta, list(view.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(view, grid, align_corners=False)
+    mean, std = statistics(spec, pixels.device)
+    return (moved - mean) / std

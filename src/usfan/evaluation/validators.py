@@ -114,8 +114,9 @@ def neighbourhood_density(vectors: Tensor, temperature: float = TEMPERATURE, mos
         vectors = vectors[torch.arange(most, device=vectors.device) * N // most]
     unit = F.normalize(vectors.detach().float(), dim=1)
     total = torch.zeros((), dtype=torch.float32, device=unit.device)
-    for start in range(0, len(unit), 512):
-        rows = torch.arange(start, min(start + 512, len(unit)), device=unit.device)
+    chunk = 512 if unit.device.type == "cpu" else most  # on a GPU few large pieces are faster
+    for start in range(0, len(unit), chunk):
+        rows = torch.arange(start, min(start + chunk, len(unit)), device=unit.device)
         similarity = unit[rows] @ unit.T / temperature
         similarity[rows - start, rows] = -1e4  # exp of it is 0, and 0·(−10⁴) = 0, where −∞ would give nan
         similarity -= similarity.amax(dim=1, keepdim=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from usfan.config import VIEWS
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError
 
@@ -141,7 +142,7 @@ def read_spec(reader: _Reader) -> InputSpec:
         if not numbers or not all(low <= v <= 1e6 for v in value):  # type: ignore[union-attr]
             raise reader.fail(name, f"{channels} numbers from {low} to 1e6")
         stats.append(tuple(float(v) for v in value))  # type: ignore[union-attr]
-    augment = reader.text("augment", ("crop-flip", "resized-crop-flip", "resized-crop", "none"))
+    augment = reader.text("augment", VIEWS)
     spec = InputSpec(channels, size, reader.whole("resize", size, MAX_SIDE), stats[0], stats[1], augment)
     unknown = set(reader.values) - {f.name for f in fields(InputSpec)}
     if unknown:

@@ -8,7 +8,6 @@ from usfan.data.benchmark import Recipe
 
 
 def train_settings(recipe: Recipe) -> dict[str, Any]:
-    augment = "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
     return {
         "backbone": recipe.backbone,
         "epochs": recipe.source_epochs,
@@ -21,8 +20,12 @@ def train_settings(recipe: Recipe) -> dict[str, Any]:
         "bottleneck": recipe.bottleneck or 0,
         "dropout": recipe.bottleneck_dropout,
         "head_bias": recipe.head_bias,
-        "augment": augment,
+        "augment": "shift-turn" if recipe.shift_turn else plain_view(recipe),
     }
+
+
+def plain_view(recipe: Recipe) -> str:
+    return "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
 
 
 def adapt_settings(recipe: Recipe) -> dict[str, Any]:
@@ -34,4 +37,5 @@ def adapt_settings(recipe: Recipe) -> dict[str, Any]:
         "weight_decay": recipe.weight_decay,
         "pseudo_label_weight": recipe.beta,
         "pseudo_label_warmup": recipe.pseudo_label_warmup,
+        "augment": plain_view(recipe),
     }
