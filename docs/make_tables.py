@@ -59,6 +59,16 @@ def open_set_table() -> str:
     return markdown(["method", *OPEN_FIGURES.values()], lines)
 
 
+def open_set_earlier_table() -> str:
+    rows = load("office31-open-earlier.json")["rows"]
+    figures = {"os": "OS", "hos": "HOS", "auroc_unknown": "AUROC"}
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = [r for r in rows if r["method"] == method]
+        lines.append([method, *(over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in figures)])
+    return markdown(["method", *figures.values()], lines)
+
+
 def open_set_scores_table() -> str:
     rows = load("office31-open.json")["rows"]
     methods = ("source-only", "shot-im", "u-sfan")
@@ -85,6 +95,52 @@ def digits_table() -> str:
     return markdown(
         ["method", *(f"{pair.replace('-', '→')} {f}" for pair in pairs for f in ("accuracy", "ECE"))], lines
     )
+
+
+def mnist_usps_table() -> str:
+    """Means over seeds; the last columns with the source's images moved and turned, the seeds that every method has."""
+    saved = load("digits-mnist-usps.json")
+    rows, published = saved["rows"], saved["published"]
+    moved = [r for r in rows if r["source_views"] == "shift-turn"]
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    seeds = set.intersection(*({r["seed"] for r in moved if r["method"] == m} for m in methods))
+    lines = []
+    for method in methods:
+        line = [method]
+        for task in ("M→U", "U→M"):
+            own = [r for r in rows if (r["method"], r["task"], r["source_views"]) == (method, task, "none")]
+            line += [over_seeds(by_seed(own, lambda r: r["accuracy"])), str(published.get(method, {}).get(task, "–"))]
+        own = [r for r in moved if r["method"] == method and r["seed"] in seeds]
+        lines.append([*line, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+    header = [f"{task}{what}" for task in ("M→U", "U→M") for what in ("", ", published")]
+    return markdown(["method", *header, f"U→M, source moved and turned, {len(seeds)} seed"], lines)
+
+
+def shift_table() -> str:
+    """The blocks of domain and shift that every variant has run on."""
+    rows = load("office31-shift.json")["rows"]
+    variants = list(dict.fromkeys(r["variant"] for r in rows))
+    blocks = list(dict.fromkeys((r["domain"], r["shift"]) for r in rows))
+    found = {(r["domain"], r["shift"], r["variant"]): r for r in rows}
+    blocks = [b for b in blocks if all((*b, v) in found for v in variants)]
+    source = [found[(*b, variants[0])]["source_accuracy"] for b in blocks]
+    lines = [["source model", *(f"{s:.1f}" for s in source), f"{statistics.fmean(source):.1f}"]]
+    for variant in variants:
+        each = [found[(*b, variant)]["accuracy"] for b in blocks]
+        lines.append([variant, *(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"])
+    return markdown(["variant", *(f"{domain}, {shift}" for domain, shift in blocks), "mean"], lines)
+
+
+def plain_table() -> str:
+    rows = load("office31-plain.json")["rows"]
+    lines = []
+    for task in dict.fromkeys(r["task"] for r in rows):
+        line = [f"{task[0]}→{task[1]}"]
+        for path in ("fast", "plain"):
+            each = [r["accuracy"] for r in rows if (r["task"], r["path"]) == (task, path)]
+            line += [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"]
+        lines.append(line)
+    return markdown(["task", "fast, by seed", "mean", "plain, by seed", "mean"], lines)
 
 
 def closed_set_table() -> str:
@@ -115,6 +171,7 @@ def closed_set_averages() -> str:
 def repeats_table() -> str:
     """Averages over the six tasks, by run and seed."""
     runs = {"first": load("office31-earlier.json")["rows"], "second": load("office31.json")["rows"]}
+    columns = [f"{run}, {seed}" for run, rows in runs.items() for seed in sorted({r["seed"] for r in rows})]
     lines = []
     for method in dict.fromkeys(r["method"] for r in runs["first"]):
         means = [
@@ -125,7 +182,7 @@ def repeats_table() -> str:
             )
         ]
         lines.append([method, *(f"{m:.1f}" for m in means), f"{statistics.fmean(means):.1f}"])
-    return markdown(["method", *(f"{run}, {seed}" for run in runs for seed in (2019, 2020)), "mean"], lines)
+    return markdown(["method", *columns, "mean"], lines)
 
 
 def correctness_table() -> str:
@@ -298,7 +355,9 @@ def digits_open_table() -> str:
 
 
 def throughput_table() -> str:
-    rows = load("throughput.json")["suites"]["throughput"]
+    saved = load("throughput.json")
+    rows = saved["suites"]["throughput"]
+    rows += [r for r in saved["earlier"]["throughput"] if "lite0" in r["group"]]
     lines = []
     for row in rows:
         value = f"{row['value']:,.0f} {row['unit']}"
@@ -348,7 +407,11 @@ TABLES = {
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "office31-open": open_set_table,
+    "office31-open-earlier": open_set_earlier_table,
     "office31-open-scores": open_set_scores_table,
+    "digits-mnist-usps": mnist_usps_table,
+    "office31-shift": shift_table,
+    "office31-plain": plain_table,
     "digits": digits_table,
     "toy": toy_table,
 }

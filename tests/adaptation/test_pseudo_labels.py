@@ -71,7 +71,7 @@ def test_unit_features():
 
 @pytest.mark.parametrize("chunk", [4096, 7])
 def test_neighbours_and_propagation(monkeypatch, chunk):
-    monkeypatch.setattr(neighbours, "CHUNK", chunk)
+    monkeypatch.setattr(neighbours, "CHUNK", {"cpu": chunk})
     features, probs = target(40)
     certainty = torch.rand(40) * (torch.rand(40) > 0.2)
     places, similarities = nearest_neighbours(features, 5)

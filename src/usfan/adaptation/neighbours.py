@@ -18,7 +18,8 @@ from torch import Tensor
 
 from usfan.adaptation.pseudo_labels import unit_features
 
-CHUNK = 512
+CHUNK = {"cpu": 128}
+"""Rows of similarities at a time, where not 512: small pieces take little memory, and a GPU wants large ones."""
 
 
 def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -26,8 +27,9 @@ def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     phi = unit_features(features)
     k = min(k, len(phi) - 1)
     places, values = [], []
-    for start in range(0, len(phi), CHUNK):
-        similarity = phi[start : start + CHUNK] @ phi.T
+    chunk = CHUNK.get(phi.device.type, 512)
+    for start in range(0, len(phi), chunk):
+        similarity = phi[start : start + chunk] @ phi.T
         rows = torch.arange(len(similarity), device=phi.device)
         similarity[rows, rows + start] = -torch.inf
         top = similarity.topk(k, dim=1)

@@ -114,7 +114,7 @@ def neighbourhood_density(vectors: Tensor, temperature: float = TEMPERATURE, mos
         vectors = vectors[torch.arange(most, device=vectors.device) * N // most]
     unit = F.normalize(vectors.detach().float(), dim=1)
     total = torch.zeros((), dtype=torch.float32, device=unit.device)
-    chunk = 512 if unit.device.type == "cpu" else most  # on a GPU few large pieces are faster
+    chunk = 128 if unit.device.type == "cpu" else most  # small pieces stay in the cache; a GPU wants large ones
     for start in range(0, len(unit), chunk):
         rows = torch.arange(start, min(start + chunk, len(unit)), device=unit.device)
         similarity = unit[rows] @ unit.T / temperature

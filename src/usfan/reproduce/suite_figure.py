@@ -34,7 +34,7 @@ def table_figure(table: Table, path: Path) -> None:
     axis.set_xticks(np.arange(len(columns)), columns)
     axis.set_ylabel(table.metric.replace("_", " ") + " (%)")
     axis.set_title(f"{table.title} (dash: the paper)")
-    axis.legend(frameon=False, fontsize=8, ncols=min(3, len(methods)))
+    figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=len(methods))
     axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
