@@ -70,10 +70,11 @@ def path_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    seeds = tuple(range(options.seeds))
+    seeds = tuple(range(options.first, options.first + options.seeds))
     domains = make_domains(seeds)
     source = train_sources(seeds, toy.SOURCE_STEPS, lambda steps: None)
     rows: list[dict[str, Any]] = []

@@ -1,14 +1,17 @@
-"""A target that may lack classes: the guard warns before the first step, and leaves the choice to the user."""
+"""A target that may lack classes: the guard warns at the start, and does not keep what tears neighbours apart."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
+import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.adapt import warn_once
-from usfan.adaptation.guard import PER_CLASS, UNSEEN, Guard
+from usfan.adaptation.adapt import Adaptation, warn_once
+from usfan.adaptation.guard import PER_CLASS, SCATTERED, TORN, UNSEEN, Guard
+from usfan.posterior.predictive import certainty_weights
 
 CLASSES = ("a", "b", "c", "d")
 TINY = {"epochs": 2, "batch_size": 8}
@@ -60,3 +63,56 @@ def test_a_target_with_all_classes_brings_none(source) -> None:
 )
 def test_what_counts_as_missing(coverage: float, count: int, classes: int, warned: bool) -> None:
     assert (Guard.missing_classes(coverage, count, classes) is not None) == warned
+
+
+def followed(agreement: list[float], information: list[float], **options: bool) -> Guard:
+    """A guard that saw these figures, epoch by epoch."""
+    guard = Guard(enabled=True, **options)
+    for epoch, (near, score) in enumerate(zip(agreement, information, strict=True)):
+        guard.validators[epoch] = {"source_neighbours": near, "information_maximization": score, "entropy": -score}
+        guard.best, guard.latest = epoch if guard.prefers(epoch) else guard.best, epoch
+    return guard
+
+
+def test_the_highest_information_while_neighbours_agree() -> None:
+    assert followed([0.5, 0.6, 0.7], [1, 2, 3]).best == 2
+    assert followed([0.5, 0.6, 0.7], [1, 3, 2]).best == 2  # 0.6 is scattered against 0.7
+    assert followed([0.69, 0.7, 0.7], [1, 3, 2]).best == 1
+    assert followed([0.5, 0.7, 0.7 - 2 * SCATTERED], [1, 2, 3]).best == 1
+    assert followed([0.5, 0.7, 0.7 - 0.5 * SCATTERED], [1, 2, 3]).best == 2
+    assert followed([0.7, 0.6, 0.5], [1, 2, 3]).best == 0
+    assert followed([0.7, 0.6, 0.5], [1, 2, 3], neighbourly=False).best == 2
+
+
+def test_a_run_that_ends_under_the_source_model_is_not_trusted() -> None:
+    assert followed([0.7, 0.75, 0.7 - 0.9 * TORN], [1, 2, 3]).torn() is None
+    reason = followed([0.7, 0.75, 0.6], [1, 2, 3]).torn()
+    assert reason is not None
+    assert "(60%, it was 70%)" in reason
+    assert "--partial-set" in reason
+    assert followed([0.7, 0.75, 0.6], [1, 2, 3], neighbourly=False).torn() is None
+
+
+@pytest.mark.parametrize("open_set", [False, True])
+def test_neighbours_torn_apart_are_not_kept(source, monkeypatch, open_set) -> None:
+    """Every other image of those that the source model doubts gets another class: more information, fewer neighbours
+    alike, and the doubted ones moved, as they should."""
+    plain = Adaptation.outputs
+
+    def torn(self):
+        found = plain(self)
+        if self.guard.source is None:
+            return found
+        certain = certainty_weights(found.posterior_probs)
+        moved = (certain < certain.median()) & (torch.arange(len(certain)) // 4 % 2 == 0)
+        logits = torch.where(moved[:, None], found.logits.roll(1, dims=1), found.logits)
+        return dataclasses.replace(found, logits=9 * logits, probs=(9 * logits).softmax(1))
+
+    monkeypatch.setattr(Adaptation, "outputs", torn)
+    monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
+    model = usfan.adapt(source, squares(range(4), domain=1), open_set=open_set, separation=0.0, **TINY)
+    before, *_, last = (record["validators"] for record in model.history["records"])
+    assert last["information_maximization"] > before["information_maximization"]
+    assert last["source_neighbours"] < before["source_neighbours"] - TORN
+    assert model.history["kept_epoch"] == (2 if open_set else 0)
+    assert ("lie together" in model.history["guard"]["reason"]) != open_set

@@ -110,7 +110,7 @@ class Adaptation:
         beta = torch.zeros((), device=runtime.device)
         self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
-        self.guard = Guard(enabled=config.guard, partial=config.partial_set)
+        self.guard = Guard(enabled=config.guard, partial=config.partial_set, neighbourly=not config.open_set)
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
         self.path: list[Tensor] = []

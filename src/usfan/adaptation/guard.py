@@ -7,9 +7,14 @@ source model doubted. Where the images whose class changed were not clearly less
 to nothing of the target (its predictions carry less than `WITNESS` of log K in information) is no witness, and little
 is lost with it: it is not asked.
 
-Nor can information tell that classes are missing: it asks for all of them. Where the source model sees not one image of
-a quarter of its classes, they may be missing, or it may be weak. No figure was found that tells which, so the guard
-warns, and leaves it to the user.
+Nor can information tell that classes are missing: it asks for all of them, and images of one class are spread over
+several. Neighbours show it. Images that lie together in the source model's features should be predicted alike, and more
+so as adaptation goes on (`source_neighbours`). An iterate that lies `SCATTERED` under the highest agreement of the run
+is not kept, whatever its information; and where the run ends `TORN` under the source model itself, that is kept. In
+open set this is not asked: unknown images are spread on purpose.
+
+Where the source model sees not one image of a quarter of its classes, they may be missing, or it may be weak. No figure
+was found that tells which, so the guard warns, and leaves it to the user.
 """
 
 from __future__ import annotations
@@ -33,6 +38,10 @@ WITNESS = 0.4
 """Least information of the source model's predictions, as a share of log K, for its certainty to count."""
 MOVED = 0.05
 """Share of the images that must have moved before that is asked."""
+SCATTERED = 0.02
+"""How far an iterate's agreement of neighbours may lie under the highest of the run…"""
+TORN = 0.03
+"""…and the last one's under the source model's."""
 UNSEEN = 0.25
 """Share of the classes (and two at least) that the source model predicts for no image, for a warning…"""
 PER_CLASS = 4
@@ -53,8 +62,8 @@ class Kept:
 class Guard:
     """Sees every iterate; remembers the best, and the last good one."""
 
-    def __init__(self, *, enabled: bool, partial: bool = False) -> None:
-        self.enabled, self.partial = enabled, partial
+    def __init__(self, *, enabled: bool, partial: bool = False, neighbourly: bool = True) -> None:
+        self.enabled, self.partial, self.neighbourly = enabled, partial, neighbourly
         self.source: Outputs | None = None
         self._neighbours: Tensor | None = None
         self.validators: dict[int, dict[str, float]] = {}
@@ -82,14 +91,27 @@ class Guard:
         if reason is not None:
             self.collapsed = reason
             return
-        if self.best_state is None or self.score(validators) >= self.score(self.validators[self.best]):
+        if self.best_state is None or self.prefers(epoch):
             self.best = epoch
             self.best_state = {k: v.detach().clone() for k, v in classifier.state_dict().items()}
+
+    def prefers(self, epoch: int) -> bool:
+        """Whether this iterate, the newest, takes the place of the best so far."""
+        least = max(map(self.agreement, self.validators)) - SCATTERED
+        if self.agreement(self.best) < least:  # then the newest has the highest of all
+            return True
+        better = self.score(self.validators[epoch]) >= self.score(self.validators[self.best])
+        return better and self.agreement(epoch) >= least
+
+    def agreement(self, epoch: int) -> float:
+        """How often neighbours in the source model's features are predicted alike."""
+        return self.validators[epoch].get("source_neighbours", 1.0) if self.neighbourly else 1.0
 
     def finish(self) -> Kept:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
         doubt = self.distrust(self.validators[self.best], self.source_knowledge())
+        doubt = doubt or self.torn()
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -100,7 +122,20 @@ class Guard:
             )
         if self.best == 0 and self.latest > 0:
             return Kept(0, "adaptation was not trusted: source model kept, because no iterate scored higher")
-        return Kept(self.best, f"kept epoch {self.best} of {self.latest}", self.best_state)
+        reason = f"kept epoch {self.best} of {self.latest}"
+        if self.agreement(self.latest) < self.agreement(self.best) - SCATTERED:
+            reason += ": after it images that lie together were predicted apart"
+        return Kept(self.best, reason, self.best_state)
+
+    def torn(self) -> str | None:
+        """Why the run as a whole is not to be trusted: its end tears apart what the source model sees together."""
+        before, after = self.agreement(min(self.validators)), self.agreement(self.latest)
+        if min(self.validators) > 0 or after >= before - TORN:
+            return None
+        return (
+            f"images that lie together are predicted alike less often than before ({after:.0%}, it was {before:.0%}): "
+            "the target may lack classes, and then --partial-set is better"
+        )
 
     def score(self, validators: dict[str, float]) -> float:
         """Information maximisation: confident on each sample, diverse over all. Where classes may be missing, only
