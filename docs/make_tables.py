@@ -295,14 +295,15 @@ def guarded_rows() -> list[dict]:
 
 def kept_epoch(row: dict, *, neighbourly: bool = True) -> int:
     """What the guard keeps of a run: its own rules, on the figures that were saved."""
-    from usfan.adaptation.guard import Guard
+    from usfan.adaptation.guard import INFORMED, Guard
 
-    path, guard = row["path"], Guard(enabled=True, neighbourly=neighbourly)
+    path = row["path"]
+    knowledge = path["information_maximization"][0] / math.log(CLASSES[row["data"]])
+    guard = Guard(enabled=True, neighbourly=neighbourly and knowledge >= INFORMED)
     names = [name for name in path if name != "accuracy"]
     for epoch in range(len(path["accuracy"])):
         guard.validators[epoch] = {name: path[name][epoch] for name in names}
         guard.best, guard.latest = epoch if guard.prefers(epoch) else guard.best, epoch
-    knowledge = path["information_maximization"][0] / math.log(CLASSES[row["data"]])
     doubt = guard.distrust(guard.validators[guard.best], knowledge) or guard.torn()
     return guard.best if doubt is None else 0
 
@@ -318,7 +319,9 @@ def guard_table(rows: list[dict] | None = None) -> str:
         without = [r["path"]["accuracy"][kept_epoch(r, neighbourly=False)] for r in own]
         helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
         lost = f"{statistics.fmean(a - b for a, b in helped):.2f}" if helped else "–"
-        below = [sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, without, kept)]
+        below = [
+            sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, without, kept)
+        ]
         means = [f"{statistics.fmean(values):.1f}" for values in (source, last, kept)]
         worst = min(a - s for a, s in zip(kept, source, strict=True))
         lines.append([", ".join(group), str(len(own)), *means, *map(str, below), f"{worst:+.1f}", lost])

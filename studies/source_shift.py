@@ -149,6 +149,8 @@ def main() -> None:
     runtime = start_runtime(RuntimeConfig(compile=args.compile))
     for seed in args.seeds:
         for domain, (store, network) in globals()[args.what](args, runtime).items():
+            if time.time() - started > args.seconds:
+                break
             own, other = halves(store)
             model: SourceModel = train_source(own, seed=seed, epochs=args.epochs, runtime=runtime, **network)
             for shift in args.shifts:

@@ -94,7 +94,7 @@ def compiled_crops() -> Callable:
 
 @functools.cache
 def compiled_centres() -> Callable:
-    """Test views as one kernel, channels last."""
+    """Test views as one kernel."""
     return torch.compile(normalised_centres, dynamic=False)
 
 
@@ -117,10 +117,10 @@ def prepare(
     """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
     the global batch. `after_steps` undoes what a model that is given away must not show."""
     classifier = classifier.to(runtime.device)
-    if compiled:
-        block_stems(classifier)
     if runtime.device.type == "cuda" or (steps and has_depthwise(classifier)):
         classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
+    if compiled and classifier.channels_last:
+        block_stems(classifier)
     if runtime.world > 1:
         from usfan.models.sync_norm import sync_batch_norms
 
@@ -220,7 +220,8 @@ def pass_batch(
     """One batch of a pass; where memory runs out, in halves."""
     try:
         if compiled and store.pixels.device.type == runtime.device.type:
-            images = compiled_centres()(store.pixels, rows, spec.size, *statistics(spec, runtime.device))
+            numbers = statistics(spec, runtime.device)
+            images = compiled_centres()(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
         else:
             images = test_view(store.batch(rows, runtime.device), spec)
         return forward(classifier, images, runtime, compiled=compiled)

@@ -10,7 +10,7 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.adaptation.adapt import Adaptation, warn_once
-from usfan.adaptation.guard import PER_CLASS, SCATTERED, TORN, UNSEEN, Guard
+from usfan.adaptation.guard import ENOUGH, INFORMED, PER_CLASS, PER_PREDICTED, SCATTERED, TORN, UNSEEN, Guard
 from usfan.posterior.predictive import certainty_weights
 
 CLASSES = ("a", "b", "c", "d")
@@ -76,7 +76,7 @@ def followed(agreement: list[float], information: list[float], **options: bool) 
 
 def test_the_highest_information_while_neighbours_agree() -> None:
     assert followed([0.5, 0.6, 0.7], [1, 2, 3]).best == 2
-    assert followed([0.5, 0.6, 0.7], [1, 3, 2]).best == 2  # 0.6 is scattered against 0.7
+    assert followed([0.5, 0.6, 0.9], [1, 3, 2]).best == 1  # classes that merge agree more, and say less
     assert followed([0.69, 0.7, 0.7], [1, 3, 2]).best == 1
     assert followed([0.5, 0.7, 0.7 - 2 * SCATTERED], [1, 2, 3]).best == 1
     assert followed([0.5, 0.7, 0.7 - 0.5 * SCATTERED], [1, 2, 3]).best == 2
@@ -91,6 +91,50 @@ def test_a_run_that_ends_under_the_source_model_is_not_trusted() -> None:
     assert "(60%, it was 70%)" in reason
     assert "--partial-set" in reason
     assert followed([0.7, 0.75, 0.6], [1, 2, 3], neighbourly=False).torn() is None
+
+
+def test_under_partial_set_the_advice_is_not_given_again() -> None:
+    reason = followed([0.7, 0.75, 0.6], [1, 2, 3], partial=True).torn()
+    assert reason is not None
+    assert "--partial-set" not in reason
+
+
+def test_a_collapse_is_not_taken_for_torn_neighbours() -> None:
+    guard = followed([0.7, 0.8, 0.1], [1, 2, 0])
+    guard.collapsed, guard.best_state = "classes vanished", {"weight": torch.zeros(1)}
+    kept = guard.finish()
+    assert kept.epoch == 1
+    assert "classes vanished" in kept.reason
+
+
+def test_reasons() -> None:
+    assert followed([0.7, 0.71, 0.72], [3, 2, 1]).finish().reason.endswith("because no iterate scored higher")
+    apart = followed([0.7, 0.675], [1, 2]).finish()
+    assert apart.epoch == 0
+    assert apart.reason.endswith("because images that lie together were predicted apart")
+    assert followed([0.6, 0.7, 0.65], [1, 2, 3]).finish().reason.startswith("kept epoch 1 of 2: after it")
+    assert followed([0.6, 0.7, 0.7], [1, 2, 3]).finish().reason == "kept epoch 2 of 2"
+
+
+@pytest.mark.parametrize(
+    ("count", "predicted", "knowledge", "asked"),
+    [
+        (ENOUGH, 2, INFORMED, True),
+        (ENOUGH - 1, 2, 1.0, False),
+        (PER_PREDICTED * 50, 50, 1.0, True),
+        (PER_PREDICTED * 50 - 1, 50, 1.0, False),
+        (1000, 10, 0.9 * INFORMED, False),
+    ],
+)
+def test_when_neighbours_are_asked(count: int, predicted: int, knowledge: float, asked: bool) -> None:
+    assert Guard.worth_asking(count, predicted, knowledge) == asked
+
+
+@pytest.mark.parametrize("images", [2, 4])
+def test_a_few_images_per_class_are_adapted_to(source, images: int) -> None:
+    """Their nearest neighbours are of other classes, however right the predictions."""
+    model = usfan.adapt(source, squares(range(4), images, domain=1), **TINY)
+    assert "lie together" not in model.history["guard"]["reason"]
 
 
 @pytest.mark.parametrize("open_set", [False, True])
@@ -110,7 +154,7 @@ def test_neighbours_torn_apart_are_not_kept(source, monkeypatch, open_set) -> No
 
     monkeypatch.setattr(Adaptation, "outputs", torn)
     monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
-    model = usfan.adapt(source, squares(range(4), domain=1), open_set=open_set, separation=0.0, **TINY)
+    model = usfan.adapt(source, squares(range(4), 30, domain=1), open_set=open_set, separation=0.0, **TINY)
     before, *_, last = (record["validators"] for record in model.history["records"])
     assert last["information_maximization"] > before["information_maximization"]
     assert last["source_neighbours"] < before["source_neighbours"] - TORN

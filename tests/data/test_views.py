@@ -69,18 +69,19 @@ def test_shifts_and_turns(side, seed, epoch):
     images, samples = pixels(8, 1, side), torch.arange(20, 28)
     found = train_view(images, torch.arange(8), samples, spec, seed, epoch)
     low = (side - 14) // 2
-    for image, sample, view in zip(images[..., low : low + 14, low : low + 14], samples.tolist(), found, strict=True):
-        expected = drawn_views.shift_turn(image, seed, epoch, sample) / 127.5 - 1
-        torch.testing.assert_close(view.double(), expected, rtol=0, atol=2e-5)
+    for image, sample, view in zip(images, samples.tolist(), found, strict=True):
+        moved = drawn_views.shift_turn(image, 14, seed, epoch, sample)[..., low : low + 14, low : low + 14]
+        torch.testing.assert_close(view.double(), moved / 127.5 - 1, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("side", [8, 11])
 def test_centres_for_a_compiler_are_test_views(side):
     images, rows = pixels(6, 3, side), torch.tensor([5, 0, 0])
     mean, std = statistics(SPEC, images.device)
-    found = normalised_centres(images, rows, 8, mean, std)
-    assert torch.equal(found, test_view(images[rows], SPEC))
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    for last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
+        found = normalised_centres(images, rows, 8, mean, std, last)
+        assert torch.equal(found, test_view(images[rows], SPEC))
+        assert found.is_contiguous(memory_format=layout)
 
 
 def test_boxes_hold_60_to_100_percent():

@@ -64,10 +64,10 @@ def resized_crop(image: Tensor, size: int, seed: int, epoch: int, sample: int, *
     return view
 
 
-def shift_turn(image: Tensor, seed: int, epoch: int, sample: int) -> Tensor:
-    """One float image C×S×S, black beyond its edges: moved by whole pixels, turned about its centre."""
+def shift_turn(image: Tensor, size: int, seed: int, epoch: int, sample: int) -> Tensor:
+    """One float image C×R×R, black beyond its edges: moved by whole pixels, turned about its centre. All of it, R×R."""
     side = image.shape[-1]
-    most = round(side / 7)
+    most = round(size / 7)
     across, down = (draw(seed, epoch, sample, stream) % (2 * most + 1) - most for stream in (0, 1))
     angle = (2 * uniform(seed, epoch, sample, 2) - 1) * math.pi / 18
     wide = torch.nn.functional.pad(image.double(), (side,) * 4)

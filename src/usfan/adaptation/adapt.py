@@ -199,14 +199,16 @@ class Adaptation:
             check_finite(outputs.logits, outputs.posterior_probs)
         if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
             self.guidance.refresh(outputs, self.method, self.config)  # else the guard sees it, or the end does
-        if self.guard.source is None:
-            self.guard.source = outputs if epoch == 0 else self.source_outputs()
-            self.warn_of_missing_classes(self.guard.source)
+        source = self.guard.source
+        if source is None:
+            source = outputs if epoch == 0 else self.source_outputs()
+            self.guard.see_source(source)
+            self.warn_of_missing_classes(source)
         figures = validate(
             outputs.probs,
             outputs.features,
-            source_probs=self.guard.source.probs,
-            source_posterior_probs=self.guard.source.posterior_probs,
+            source_probs=source.probs,
+            source_posterior_probs=source.posterior_probs,
             source_neighbours=self.guard.neighbours(),
             posterior_probs=outputs.posterior_probs,
         )

@@ -9,9 +9,10 @@ is lost with it: it is not asked.
 
 Nor can information tell that classes are missing: it asks for all of them, and images of one class are spread over
 several. Neighbours show it. Images that lie together in the source model's features should be predicted alike, and more
-so as adaptation goes on (`source_neighbours`). An iterate that lies `SCATTERED` under the highest agreement of the run
-is not kept, whatever its information; and where the run ends `TORN` under the source model itself, that is kept. In
-open set this is not asked: unknown images are spread on purpose.
+so as adaptation goes on (`source_neighbours`). An iterate that lies `SCATTERED` under the highest agreement so far is
+not kept, whatever its information; and where the run ends `TORN` under the source model itself, that is kept. This is
+not asked in open set, where unknown images are spread on purpose; nor where there are too few images for a class to be
+its own neighbours; nor where the source model says nearly the same of every image, and neighbours agree for that.
 
 Where the source model sees not one image of a quarter of its classes, they may be missing, or it may be weak. No figure
 was found that tells which, so the guard warns, and leaves it to the user.
@@ -39,9 +40,15 @@ WITNESS = 0.4
 MOVED = 0.05
 """Share of the images that must have moved before that is asked."""
 SCATTERED = 0.02
-"""How far an iterate's agreement of neighbours may lie under the highest of the run…"""
+"""How far an iterate's agreement of neighbours may lie under the highest so far…"""
 TORN = 0.03
-"""…and the last one's under the source model's."""
+"""…and the last one's under the source model's. Both are asked…"""
+ENOUGH = 100
+"""…of so many images at least, …"""
+PER_PREDICTED = 6
+"""…so many for each class that the source model predicts, …"""
+INFORMED = 0.1
+"""…and where its predictions hold so much information, as a share of log K."""
 UNSEEN = 0.25
 """Share of the classes (and two at least) that the source model predicts for no image, for a warning…"""
 PER_CLASS = 4
@@ -95,13 +102,24 @@ class Guard:
             self.best = epoch
             self.best_state = {k: v.detach().clone() for k, v in classifier.state_dict().items()}
 
+    def see_source(self, outputs: Outputs) -> None:
+        """The source model's look at the target, with which the iterates are compared."""
+        self.source = outputs
+        predicted = len(outputs.probs.argmax(dim=1).unique())
+        self.neighbourly &= self.worth_asking(len(outputs.probs), predicted, self.source_knowledge())
+
+    @staticmethod
+    def worth_asking(count: int, predicted: int, knowledge: float) -> bool:
+        """Whether the agreement of neighbours says something, over `count` images of `predicted` classes."""
+        return count >= max(ENOUGH, PER_PREDICTED * predicted) and knowledge >= INFORMED
+
     def prefers(self, epoch: int) -> bool:
         """Whether this iterate, the newest, takes the place of the best so far."""
-        least = max(map(self.agreement, self.validators)) - SCATTERED
-        if self.agreement(self.best) < least:  # then the newest has the highest of all
-            return True
         better = self.score(self.validators[epoch]) >= self.score(self.validators[self.best])
-        return better and self.agreement(epoch) >= least
+        return better and not self.scattered(epoch)
+
+    def scattered(self, epoch: int) -> bool:
+        return self.agreement(epoch) < max(map(self.agreement, self.validators)) - SCATTERED
 
     def agreement(self, epoch: int) -> float:
         """How often neighbours in the source model's features are predicted alike."""
@@ -111,7 +129,7 @@ class Guard:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
         doubt = self.distrust(self.validators[self.best], self.source_knowledge())
-        doubt = doubt or self.torn()
+        doubt = doubt or (self.torn() if self.collapsed is None else None)
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -121,9 +139,11 @@ class Guard:
                 self.best_state,
             )
         if self.best == 0 and self.latest > 0:
-            return Kept(0, "adaptation was not trusted: source model kept, because no iterate scored higher")
+            apart = "images that lie together were predicted apart"
+            why = apart if self.scattered(self.latest) else "no iterate scored higher"
+            return Kept(0, f"adaptation was not trusted: source model kept, because {why}")
         reason = f"kept epoch {self.best} of {self.latest}"
-        if self.agreement(self.latest) < self.agreement(self.best) - SCATTERED:
+        if self.scattered(self.latest):
             reason += ": after it images that lie together were predicted apart"
         return Kept(self.best, reason, self.best_state)
 
@@ -133,8 +153,8 @@ class Guard:
         if min(self.validators) > 0 or after >= before - TORN:
             return None
         return (
-            f"images that lie together are predicted alike less often than before ({after:.0%}, it was {before:.0%}): "
-            "the target may lack classes, and then --partial-set is better"
+            f"images that lie together are predicted alike less often than before ({after:.0%}, it was {before:.0%})"
+            + ("" if self.partial else ": the target may lack classes, and then --partial-set is better")
         )
 
     def score(self, validators: dict[str, float]) -> float:

@@ -87,10 +87,12 @@ def centre(pixels: Tensor, size: int) -> Tensor:
     return pixels[..., low : low + size, low : low + size]
 
 
-def normalised_centres(pixels: Tensor, rows: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
-    """`test_view(pixels[rows])` of tensors and numbers alone, for a compiler; channels last."""
+def normalised_centres(
+    pixels: Tensor, rows: Tensor, size: int, mean: Tensor, std: Tensor, channels_last: bool
+) -> Tensor:
+    """`test_view(pixels[rows])` of tensors and numbers alone, for a compiler."""
     view = (centre(pixels[rows], size).float() - mean) / std
-    return view.contiguous(memory_format=torch.channels_last)
+    return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:
@@ -157,9 +159,8 @@ def shift_turn(pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoc
     theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
     theta[:, 0, 0], theta[:, 1, 1] = angle.cos(), angle.cos()
     theta[:, 0, 1], theta[:, 1, 0] = -angle.sin(), angle.sin()
-    theta[:, 0, 2], theta[:, 1, 2] = 2 * across / spec.size, 2 * down / spec.size
-    view = centre(pixels, spec.size).float()
-    grid = torch.nn.functional.affine_grid(theta, list(view.shape), align_corners=False)
-    moved = torch.nn.functional.grid_sample(view, grid, align_corners=False)
+    theta[:, 0, 2], theta[:, 1, 2] = 2 * across / pixels.shape[-1], 2 * down / pixels.shape[-1]
+    grid = torch.nn.functional.affine_grid(theta, list(pixels.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(pixels.float(), grid, align_corners=False)
     mean, std = statistics(spec, pixels.device)
-    return (moved - mean) / std
+    return (centre(moved, spec.size) - mean) / std

@@ -130,7 +130,7 @@ class Suite:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
         path, own = self.out / "study.json", self.describe()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else own
-        changed = [k for k in ("benchmark", "setting", "adapt", "source") if before.get(k) != own[k]]
+        changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -274,6 +274,11 @@ class Suite:
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
+            "recipes": {
+                domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}
+                for domain in self.benchmark.domains
+                for recipe in (self.benchmark.recipe_for(domain.short),)
+            },
             "hardware": hardware,
             "torch": torch.__version__,
             "commit": commit(),
