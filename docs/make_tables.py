@@ -116,9 +116,9 @@ def mnist_usps_table() -> str:
     return markdown(["method", *header, f"U→M, source moved and turned, {len(seeds)} seed"], lines)
 
 
-def shift_table() -> str:
+def shift_table(name: str = "office31-shift.json") -> str:
     """The blocks of domain and shift that every variant has run on."""
-    rows = load("office31-shift.json")["rows"]
+    rows = load(name)["rows"]
     variants = list(dict.fromkeys(r["variant"] for r in rows))
     blocks = list(dict.fromkeys((r["domain"], r["shift"]) for r in rows))
     found = {(r["domain"], r["shift"], r["variant"]): r for r in rows}
@@ -425,6 +425,7 @@ TABLES = {
     "office31-open-scores": open_set_scores_table,
     "digits-mnist-usps": mnist_usps_table,
     "office31-shift": shift_table,
+    "digits-shift": functools.partial(shift_table, "digits-shift.json"),
     "office31-plain": plain_table,
     "digits": digits_table,
     "toy": toy_table,
