@@ -1,0 +1,50 @@
+"""How much of MNIST→USPS is the frame: a LeNet trained on MNIST, USPS test images stretched, or set into a frame.
+
+    python studies/usps_frame.py --data FOLDER_OF_THE_NPZ_FILES      # CPU, a minute
+
+MNIST's digits lie in the middle 20 of 28 pixels; USPS's fill their 16. Labels serve for the accuracy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src")]
+
+from usfan.config import RuntimeConfig  # noqa: E402
+from usfan.data.cache import PixelStore  # noqa: E402
+from usfan.engine import forward_store  # noqa: E402
+from usfan.runtime import start_runtime  # noqa: E402
+from usfan.source import train_source  # noqa: E402
+
+SIDES = (28, 24, 20, 18)
+IMAGES, EPOCHS = 20_000, 4
+CLASSES = tuple("0123456789")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    options = parser.parse_args()
+    runtime = start_runtime(RuntimeConfig())
+    mnist, usps = (np.load(options.data / f"{name}.npz") for name in ("mnist", "usps"))
+    pixels, labels = torch.from_numpy(mnist["x_train"][:IMAGES]), torch.from_numpy(mnist["y_train"][:IMAGES]).long()
+    settings = {"backbone": "lenet", "epochs": EPOCHS, "dropout": 0.5, "backbone_lr_scale": 1.0, "augment": "none"}
+    model = train_source(PixelStore.from_tensor(pixels[:, None], labels, CLASSES), runtime=runtime, **settings)
+    digits, truth = torch.from_numpy(usps["x_test"])[:, None].float(), torch.from_numpy(usps["y_test"]).long()
+    for side in SIDES:
+        small = F.interpolate(digits, size=side, mode="bilinear", align_corners=False)
+        framed = F.pad(small, ((28 - side) // 2,) * 4).round().clamp(0, 255).byte()
+        _, logits = forward_store(model.classifier, PixelStore.from_tensor(framed), model.spec, runtime)
+        print(f"{side} of 28 pixels: {100 * float((logits.argmax(dim=1) == truth).double().mean()):.1f} %")
+
+
+if __name__ == "__main__":
+    main()
