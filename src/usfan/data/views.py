@@ -83,6 +83,7 @@ def normalised_crops(
 
 
 def centre(pixels: Tensor, size: int) -> Tensor:
+    """The middle size×size of each picture."""
     low = (pixels.shape[-1] - size) // 2
     return pixels[..., low : low + size, low : low + size]
 
