@@ -67,10 +67,8 @@ class AnnealedWeights(Adaptation):
     """Sharp weights at first (power 2), none at the end."""
 
     def refresh(self, epoch: int) -> Outputs:
-        outputs = super().refresh(epoch)
-        power = 2 * (1 - epoch / max(1, self.epochs))
-        self.guidance.weights.copy_(divide_by_mean(certainty_weights(outputs.posterior_probs).pow(power)))
-        return outputs
+        self.config = dataclasses.replace(self.config, weight_power=2 * (1 - epoch / max(1, self.epochs)))
+        return super().refresh(epoch)
 
 
 class Averaged(Adaptation):
@@ -298,6 +296,9 @@ VARIANTS = (
     Variant("u-sfan+ settled", "u-sfan+", "BatchNorm settled first", DEFAULT, SettledFirst),
     Variant("u-sfan+ settled crops", "u-sfan+", "the same, stronger views", CROPS, SettledFirst),
     Variant("u-sfan+ mixed views", "u-sfan+", "pseudo-label loss on mixtures", DEFAULT, MixedViews),
+    Variant("u-sfan settled", "u-sfan", "balanced, memory, BatchNorm settled first", DEFAULT, SettledFirst),
+    Variant("u-sfan default annealed", "u-sfan", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
+    Variant("u-sfan+ default annealed", "u-sfan+", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
     Variant("u-sfan own", "u-sfan", "what the program chooses", OWN),
     Variant("u-sfan+ own", "u-sfan+", "what the program chooses", OWN),
     Variant("u-sfan+ balanced", "u-sfan+", "mean 1 within each predicted class", {"balance": True}),
