@@ -9,7 +9,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 from usfan.cli import BENCHMARKS, build_parser, read_settings
@@ -138,6 +140,44 @@ def test_flags_go_on_top_of_yaml(folder, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["architecture"]["head_bias"] is False
 
 
+def test_the_settings_of_a_run_make_another(model, folder, tmp_path):
+    """Its own config.yaml will do for --config; what is required may stand in it."""
+    first = adapt_tiny(model, folder, tmp_path / "first", "--method", "shot", "--guard", "off")
+    settings = yaml.safe_load((first / "config.yaml").read_text())
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({**settings, "out": str(tmp_path / "second"), "guard": "off"}))
+    assert usfan("adapt", model, folder, "--config", tmp_path / "more.yaml") == 0
+    again = yaml.safe_load((tmp_path / "second" / "config.yaml").read_text())
+    assert again == settings
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("first", "second")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_settings_of_another_command_and_missing_ones(refused, model, folder, tmp_path):
+    line = refused("adapt", model, folder, "--out", tmp_path / "run", "--config", model / "config.yaml")
+    assert "of usfan train, not of adapt" in line
+    (tmp_path / "settings.yaml").write_text("epochs: 1\n")
+    line = refused("evaluate", model, folder, "--config", tmp_path / "settings.yaml")
+    assert "this command has no setting 'epochs'" in line
+    assert "--out is missing" in refused("adapt", model, folder, "--config", tmp_path / "settings.yaml")
+    assert "--onnx is missing" in refused("export", model)
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(model, folder, tmp_path, capsys):
+    out = tmp_path / "run[" / "c]" / "[bold]x"
+    out.parent.mkdir(parents=True)
+    assert usfan("posterior", model, folder, "--out", out, *TINY) == 0
+    said = "".join(capsys.readouterr().err.split())
+    assert "[bold]x:posterior" in said
+    files = {path.name.split(".")[0] for path in out.iterdir()}
+    assert {"config", "metrics", "log", "events", "model", "posterior"} <= files
+
+
+def test_methods_are_one_line_each_in_a_pipe(capsys):
+    assert usfan("methods") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "u-sfan" in line or "shot" in line]
+    assert len(lines) == 5
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -175,7 +215,8 @@ def test_every_on_off_setting_can_be_given_as_a_flag():
             continue
         flag = "--" + item.name.replace("_", "-")
         given = [flag] if item.default is False else [flag, "off"]
-        settings = read_settings(vars(build_parser().parse_args(["adapt", "m", "d", "--out", "o", *given])))
+        arguments = vars(build_parser().parse_args(["adapt", "m", "d", "--out", "o", *given]))
+        settings = read_settings(arguments.pop("command"), arguments)
         assert settings[item.name] is (item.default is False), flag
 
 

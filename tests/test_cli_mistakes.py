@@ -1,13 +1,14 @@
 """A user's mistakes on the command line: exit code 2, one clear line, and nothing left behind."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from small_runs import TINY, class_folder, train_tiny
+from small_runs import TINY, class_folder, train_tiny, usfan
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,43 @@ def test_a_folder_where_a_file_is_written(refused, model, folder, tmp_path, comm
     assert f"{tmp_path} is a folder: {flag}" in refused(name, model, *data, flag, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "DATA", "--out", "FILE/run"),
+        ("adapt", "MODEL", "DATA", "--out", "FILE/run"),
+        ("predict", "MODEL", "DATA", "--out", "FILE/deep/table.csv"),
+        ("export", "MODEL", "--onnx", "FILE/model.onnx"),
+        ("report", "MODEL", "--out", "FILE/page.html"),
+        ("demo", "--out", "FILE"),
+        ("reproduce", "toy", "--out", "FILE/toy"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_output_below_a_file(refused, model, folder, tmp_path, command):
+    """Found before the work, for none of which there is time here."""
+    (tmp_path / "notes.txt").write_text("mine")
+    places = {"DATA": str(folder), "MODEL": str(model), "FILE": str(tmp_path / "notes.txt")}
+    words = [re.sub("DATA|MODEL|FILE", lambda found: places[found[0]], word) for word in command]
+    assert "notes.txt is not a folder" in refused(*words)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_flags_that_a_command_does_not_have(refused, model, folder, tmp_path):
+    assert "usfan evaluate: unrecognized arguments: --resume (see usfan evaluate --help)" in refused(
+        "evaluate", model, folder, "--resume"
+    )
+    assert usfan("evaluate", model, folder, "--out", tmp_path / "run", *TINY) == 0
+    assert "--resume" not in refused("evaluate", model, folder, "--out", tmp_path / "run", *TINY)
+    for command in (("methods",), ("export", model, "--onnx", tmp_path / "m.onnx"), ("report", model)):
+        assert "device" in refused(*command, "--device", "tpu")
+    assert "seed" in refused("evaluate", model, folder, "--seed", "-5")
+    line = refused("posterior", model, folder, "--out", tmp_path / "p", "--backbone", "resnet18", *TINY)
+    assert "leave --backbone and --head out" in line
+    assert "empty" in refused("evaluate", model, "", *TINY)
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
 def test_a_wrong_shaped_tensor(refused, model, folder, tmp_path):
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -187,5 +225,7 @@ def test_other_mistakes(refused, folder, model, tmp_path):
     assert "no labels" in refused("evaluate", model, folder / "class-0", *TINY)
     assert "--backbone" in refused("posterior", model / "model.safetensors", folder, "--out", tmp_path / "p", *TINY)
     assert "seeds" in refused("reproduce", "toy", "--epochs", "3", "--out", tmp_path / "toy")
+    assert "once" in refused("reproduce", "digits", "--seeds", "1", "1", "--out", tmp_path / "toy")
+    assert "dann" in refused("reproduce", "toy", "--methods", "dann", "--out", tmp_path / "toy")
     assert "published" in refused("reproduce", "office31", "--out", tmp_path / "study")
     assert os.listdir(tmp_path) == []

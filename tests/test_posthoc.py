@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -118,6 +119,45 @@ def test_the_point_estimate_is_the_modules_own():
     with torch.no_grad():
         expected = module(images).softmax(dim=1)
     torch.testing.assert_close(source.predict(pictures()).probs, expected, rtol=0, atol=1e-5)
+
+
+def grey_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 24 * 24, 3))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "expected"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 3)), (12, 28, 28), (1, 28, 28)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 3)), (12, 40, 30, 3), (3, 16, 16)),
+        (grey_net(), (12, 28, 28), (1, 28, 28)),
+        (Net(), (12, 32, 32, 3), (3, 32, 32)),
+        (Net(), (2, 200, 180, 3), (3, 224, 256)),
+    ],
+    ids=["grey Linear", "colour Linear", "grey", "small", "photographs"],
+)
+def test_what_a_module_takes_is_guessed_and_said(module, shape, expected, caplog):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    head = "top" if isinstance(module, Net) else str(len(module) - 1)
+    source = usfan.attach_posterior(module, usfan.ImageData(pixels), head=head)
+    assert (source.spec.channels, source.spec.size, source.spec.resize) == expected
+    assert "does not say what images it takes" in caplog.text
+    assert source.predict(pixels).probs.shape == (len(pixels), 3)
+
+
+def test_images_that_a_module_does_not_take_are_an_error_that_says_what_to_give():
+    pixels = np.zeros((4, 40, 40), np.uint8)
+    with pytest.raises(ConfigError, match=r"does not take images of 1×40×40 \(.*spec=usfan\.InputSpec"):
+        usfan.attach_posterior(grey_net(), pixels, head="3")
+    five = nn.Sequential(nn.Conv2d(5, 4, 5), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match="5 channels"):
+        usfan.attach_posterior(five, pixels, head="2")
+
+
+def test_a_picture_is_predicted_as_its_array():
+    source = usfan.attach_posterior(Net(), pictures(), head="top", spec=SPEC)
+    picture = Image.fromarray(pictures(1)[0])
+    assert torch.equal(source.predict(picture).probs, source.predict(pictures(1)).probs)
 
 
 def test_timm_brings_its_own_input():

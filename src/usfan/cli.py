@@ -106,7 +106,7 @@ def build_parser() -> Parser:
     sub = command("predict", "A CSV of predictions: path, label, confidence, entropy, weight, unknown.")
     sub.add_argument("model", help="Model folder or Hub id.")
     sub.add_argument("data", help=data_help)
-    sub.add_argument("--out", required=True, metavar="FILE.csv", help="Where to write.")
+    sub.add_argument("--out", default=argparse.SUPPRESS, metavar="FILE.csv", help="Where to write. Needed.")
     sub.add_argument(
         "--coverage", type=float, default=argparse.SUPPRESS, help="Abstain on the least certain 1 − coverage."
     )
@@ -120,7 +120,7 @@ def build_parser() -> Parser:
 
     sub = command("export", "The model as one ONNX graph: features, logits, certainty.")
     sub.add_argument("model", help="Model folder or Hub id.")
-    sub.add_argument("--onnx", required=True, metavar="FILE", help="Where to write.")
+    sub.add_argument("--onnx", default=argparse.SUPPRESS, metavar="FILE", help="Where to write. Needed.")
 
     command("methods", "The table of methods.")
 
@@ -145,7 +145,8 @@ def build_parser() -> Parser:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", required=True, metavar="DIR", help="Run folder: settings, figures, log and the model.")
+    about = "Run folder: settings, figures, log and the model. Needed."
+    parser.add_argument("--out", default=argparse.SUPPRESS, metavar="DIR", help=about)
     parser.add_argument(
         "--resume", action="store_true", default=argparse.SUPPRESS, help="Go on with an interrupted run."
     )
@@ -166,8 +167,14 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    """YAML first, flags on top; on/off becomes true/false."""
+REQUIRED = {"train": "out", "posterior": "out", "adapt": "out", "predict": "out", "export": "onnx"}
+"""Flags that must be given, on the command line or in the config file."""
+LISTS = ("methods", "pairs", "seeds")
+"""Settings of several values; in a config file a single one will do."""
+
+
+def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """YAML first, flags on top; on/off becomes true/false. The config.yaml of a run of the same command will do."""
     path = arguments.pop("config", None)
     settings: dict[str, Any] = {}
     if path is not None:
@@ -180,13 +187,22 @@ def read_settings(arguments: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"--config {path}: must hold names and values")
-        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
+        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items() if v is not None}
+        its_own = settings.pop("command", command)
+        if its_own != command:
+            raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
+        settings |= {k: [settings[k]] for k in LISTS if k in settings and not isinstance(settings[k], list)}
         for name, value in settings.items():
             if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
                 raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
         if "root" in arguments:
             check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
-    return {**settings, **{k: {"on": True, "off": False}.get(v, v) if k in ON_OFF else v for k, v in arguments.items()}}
+    settings |= arguments
+    needed = REQUIRED.get(command)
+    if needed is not None and needed not in settings:
+        raise ConfigError(f"--{needed} is missing: give it, or put it into the --config file (see --help)")
+    switches = {k: v for k, v in settings.items() if k in ON_OFF and isinstance(v, str)}
+    return settings | {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
 
 
 def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
@@ -207,13 +223,17 @@ ON_OFF = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
-    arguments = vars(parser.parse_args(argv))
+    parsed, unknown = parser.parse_known_args(argv)
+    arguments = vars(parsed)
     name = arguments.pop("command")
+    if unknown:
+        about = f"usfan {name}" if name else "usfan"
+        parser.exit(2, f"{about}: unrecognized arguments: {' '.join(unknown)} (see {about} --help)\n")
     if name is None:
         parser.print_help()
         return 0
     try:
-        settings = read_settings(arguments)
+        settings = read_settings(name, arguments)
         from usfan import commands
 
         with quiet_threads():

@@ -4,53 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config, unknown_setting
+from usfan.command_settings import (
+    drop_seed,
+    must_be_a_file,
+    nothing_left,
+    open_data,
+    open_runtime,
+    take,
+    without_runtime,
+)
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError
 from usfan.progress import bar, console, print_metrics, say_skipped, step_progress
-
-
-def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Take the fields of a config out of the settings."""
-    return {f.name: settings.pop(f.name) for f in dataclasses.fields(kind) if f.name in settings}
-
-
-def nothing_left(settings: dict[str, Any]) -> None:
-    """Refuse what no one took."""
-    if settings:
-        known = {f.name for kind in (TrainConfig, AdaptConfig, RuntimeConfig) for f in dataclasses.fields(kind)}
-        raise unknown_setting(min(settings), known, "see --help")
-
-
-def without_runtime(settings: dict[str, Any]) -> dict[str, Any]:
-    """What is left besides the flags that every command takes."""
-    take(settings, RuntimeConfig)
-    settings.pop("seed", None)
-    return settings
-
-
-def open_data(settings: dict[str, Any], source: str) -> Any:
-    from usfan.data.sources import ImageData
-
-    return ImageData(source, root=settings.pop("root", None), strict=bool(settings.pop("strict", False)))
-
-
-def open_runtime(settings: dict[str, Any], *, several: bool = False) -> Any:
-    """`several`: the command can run in several processes. Its mistakes are found before they start, once."""
-    from usfan.runtime import process_counts, start_runtime
-
-    config = make_config(RuntimeConfig, take(settings, RuntimeConfig))
-    if several:
-        nothing_left(settings)
-    elif process_counts(config) != (1, 1):
-        raise ConfigError("this command runs in one process: leave --devices and --nodes out")
-    runtime = start_runtime(config)
-    console.quiet = runtime.rank > 0
-    return runtime
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -93,7 +64,7 @@ def posterior(settings: dict[str, Any]) -> None:
 
     out, model_path, data_path = settings.pop("out"), settings.pop("model"), settings.pop("data")
     resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
-    settings.pop("seed", None)
+    drop_seed(settings)
     data = open_data(settings, data_path)
     backbone, head = settings.pop("backbone", None), settings.pop("head", None)
     given: dict[str, Any] = {k: settings.pop(k) for k in ("prior", "damping", "weight_decay") if k in settings}
@@ -107,9 +78,15 @@ def posterior(settings: dict[str, Any]) -> None:
             console.print(f"{out} is finished already", markup=False)
             return
         if Path(model_path).is_dir():
-            model = refit_posterior(SourceModel.load(model_path), data, runtime, **fitted)
+            if backbone is not None or head is not None:
+                raise ConfigError(
+                    f"{model_path} is a model folder, which says what its network is: leave --backbone and --head out"
+                )
+            fit = functools.partial(refit_posterior, SourceModel.load(model_path), data, runtime)
         else:
-            model = from_state_dict(model_path, backbone, data, runtime, head=head, **fitted)
+            fit = functools.partial(from_state_dict, model_path, backbone, data, runtime, head=head)
+        with bar("fitting", len(data)) as shown:
+            model = fit(progress=shown.advance, **fitted)
         if runtime.rank:
             return
         model.save(run.path, private=private)
@@ -123,6 +100,9 @@ def posterior(settings: dict[str, Any]) -> None:
         if private:
             run.withhold()
             del figures["log_evidence"]  # the log-likelihood of the labels is in it
+        else:
+            run.scalars({f"posterior/{name}": value for name, value in figures.items()}, 0)
+            run.log("fitted", **figures)
         run.save_metrics(figures)
         say_skipped(data, run, private=private)
         print_metrics(figures, f"{out}: posterior")
@@ -185,7 +165,7 @@ def evaluate(settings: dict[str, Any]) -> None:
 
     out, model_path, data_path = settings.pop("out", None), settings.pop("model"), settings.pop("data")
     open_set = bool(settings.pop("open_set", False))
-    settings.pop("seed", None)
+    drop_seed(settings)
     data = open_data(settings, data_path)
     model = SourceModel.load(model_path)
     runtime = open_runtime(settings, several=True)
@@ -200,6 +180,7 @@ def evaluate(settings: dict[str, Any]) -> None:
         figures = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
         if run is not None:
             run.save_metrics(metrics)
+            run.scalars({f"evaluate/{name}": value for name, value in figures.items()}, 0)
             run.log("evaluated", **figures)
         say_skipped(data, run)
     print_metrics(metrics, f"{model_path} on {data_path}")
@@ -216,7 +197,7 @@ def predict(settings: dict[str, Any]) -> None:
     if coverage is not None and not (isinstance(coverage, (int, float)) and 0 < coverage <= 1):
         raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
     must_be_a_file(out, "--out")
-    settings.pop("seed", None)
+    drop_seed(settings)
     data = open_data(settings, data_path)
     model = SourceModel.load(model_path)
     runtime = open_runtime(settings, several=True)
@@ -226,16 +207,13 @@ def predict(settings: dict[str, Any]) -> None:
     console.print(f"{out}: {count} predictions", markup=False)
 
 
-def must_be_a_file(path: Path, flag: str) -> None:
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder: {flag} names the file to write")
-
-
 def report(settings: dict[str, Any]) -> None:
     from usfan.report.page import write_report
 
     runs, out = [Path(r) for r in settings.pop("runs")], settings.pop("out", None)
     nothing_left(without_runtime(settings))
+    if out is not None:
+        must_be_a_file(Path(out), "--out")
     path = write_report(runs, Path(out) if out else runs[0] / "report.html")
     console.print(str(path), markup=False)
 
@@ -247,7 +225,8 @@ def export(settings: dict[str, Any]) -> None:
     out, model_path = Path(settings.pop("onnx")), settings.pop("model")
     must_be_a_file(out, "--onnx")
     nothing_left(without_runtime(settings))
-    worst = export_onnx(SourceModel.load(model_path), out)
+    with console.status("exporting: the graph is written, and compared with onnxruntime"):
+        worst = export_onnx(SourceModel.load(model_path), out)
     console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)
 
 
@@ -264,7 +243,8 @@ def methods(settings: dict[str, Any]) -> None:
         table.add_row(method.name, method.summary, method.weights, "yes" if method.pseudo_labels else "no")
     from rich.console import Console
 
-    Console().print(table)
+    shown = Console()
+    shown.print(table, soft_wrap=not shown.is_terminal)  # one line each for whoever reads it from a pipe
 
 
 def demo(settings: dict[str, Any]) -> None:

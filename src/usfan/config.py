@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -260,7 +260,9 @@ def make_config(kind: type[T], given: dict[str, Any]) -> T:
     return kind(**{name: convert(known[name], value) for name, value in values.items()})
 
 
-def unknown_setting(name: str, known: Iterable[str], otherwise: str) -> ConfigError:
+def unknown_setting(name: str, known: Collection[str], otherwise: str) -> ConfigError:
+    if name in known:  # of another command
+        return ConfigError(f"this command has no setting {name!r}: {otherwise}")
     near = difflib.get_close_matches(name, sorted(known), n=3)
     return ConfigError(f"unknown setting {name!r}: " + (f"did you mean {', '.join(near)}?" if near else otherwise))
 

@@ -192,8 +192,10 @@ def forward_store(
     rows: Tensor | None = None,
     batch_size: int | None = None,
     compiled: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device."""
+    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device. `progress`
+    is told of the images of each batch."""
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
@@ -209,6 +211,8 @@ def forward_store(
         found = pass_batch(classifier, store, padded, spec, runtime, compiled=compiled)
         for table, part in zip((features, logits), found, strict=True):
             table[start : start + len(batch)] = part[: len(batch)]
+        if progress is not None:
+            progress(len(batch))
     if runtime.world > 1:  # each process filled its own rows
         features, logits = runtime.total(features), runtime.total(logits)
     return features, logits

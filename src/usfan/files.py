@@ -14,6 +14,18 @@ from typing import Any
 
 from torch import Tensor
 
+from usfan.errors import ConfigError
+
+
+def must_be_writable(folder: Path, flag: str = "--out") -> None:
+    """Before the work: a folder that a user named is there to be written to, or can be made. Nothing is made here."""
+    folder = folder.absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise ConfigError(f"{flag}: {there} is not a folder, so nothing can be written below it")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag}: no permission to write to {there}")
+
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:

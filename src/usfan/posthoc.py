@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from usfan.config import RuntimeConfig
+from usfan.data.decode import UnreadableImage
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec, test_view
 from usfan.engine import engine_store, prepare
@@ -20,6 +24,13 @@ from usfan.models.classifier import copy_module, guess_head, wrap_module
 from usfan.models.model import SourceModel, as_images
 from usfan.runtime import Runtime, start_runtime
 from usfan.source import fit_posterior
+
+Progress = Callable[[int], None] | None
+"""Told of the images of each batch that has passed."""
+log = logging.getLogger(__name__)
+
+SMALL = 128
+"""Square pictures up to this side are not enlarged for a module that does not say what it takes."""
 
 
 def attach_posterior(
@@ -32,16 +43,17 @@ def attach_posterior(
     weight_decay: float | None = None,
     spec: InputSpec | None = None,
     runtime: RuntimeConfig | Runtime | None = None,
+    progress: Progress = None,
 ) -> SourceModel:
     """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
 
-    timm classifiers need no `head`, and bring their input size and normalisation; others: ImageNet's, or give `spec`.
-    The module given is copied. Data without labels will do: the posterior needs features and logits only.
+    timm classifiers need no `head`, and bring their input size and normalisation; for others they are guessed, or give
+    `spec`. The module given is copied. Data without labels will do: the posterior needs features and logits only.
     """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
     data = as_images(data)
-    spec = spec or module_spec(module)
+    spec = spec or module_spec(module, data)
     module = copy_module(module).to(engine.device)
     known = recognise_timm(module)
     store = engine_store(data, spec, engine)
@@ -53,23 +65,58 @@ def attach_posterior(
     if len(classes) != outputs:
         what = f"{data.name} has {len(classes)} classes, the module {outputs}"
         raise DataError(f"{what}: give the data its classes= in the module's order")
-    posterior = fit_posterior(classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping)
+    posterior = fit_posterior(
+        classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping, progress=progress
+    )
     architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
     summary = {"prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
     return SourceModel(classifier.eval(), posterior, classes, spec, architecture, summary)
 
 
-def module_spec(module: nn.Module) -> InputSpec:
+def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
         import timm
 
-        data = timm.data.resolve_model_data_config(module)
-        size = int(data["input_size"][-1])
+        own = timm.data.resolve_model_data_config(module)
+        size = int(own["input_size"][-1])
         return InputSpec(
-            int(data["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(data["mean"]), tuple(data["std"])
+            int(own["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(own["mean"]), tuple(own["std"])
         )
-    return InputSpec()
+    spec = guess_spec(module, data)
+    log.warning(
+        "%s does not say what images it takes: it is given %d×%d×%d, normalised by mean %s and std %s; "
+        "pass spec=usfan.InputSpec(…) where it was trained on others",
+        *(type(module).__name__, spec.channels, spec.size, spec.size, spec.mean, spec.std),
+    )
+    return spec
+
+
+def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
+    """The channels of its first layer. Pictures as large as they are where they are small (or as a first Linear needs
+    them), else as ImageNet's networks take them."""
+    first = next((m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))), None)
+    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
+    if channels not in (1, 3):
+        raise ConfigError(f"the module takes images of {channels} channels; those that can be read have 1 or 3")
+    size = small_side(data)
+    if isinstance(first, nn.Linear):
+        fits = [(c, math.isqrt(first.in_features // c)) for c in (1, 3)]
+        channels, size = next(((c, s) for c, s in fits if c * s * s == first.in_features), (channels, size))
+    normal = InputSpec()
+    mean, std = (normal.mean, normal.std) if channels == 3 else ((0.5,), (0.5,))
+    if size is None:
+        return dataclasses.replace(normal, channels=channels, mean=mean, std=std)
+    return InputSpec(channels, size, size, mean, std, "resized-crop-flip" if channels == 3 else "none")
+
+
+def small_side(data: ImageData) -> int | None:
+    """The side of the first picture that can be read, where it is a small square."""
+    for i in range(min(len(data), 10)):
+        with contextlib.suppress(UnreadableImage):
+            height, width = data.load(i).shape[1:]
+            return height if height == width <= SMALL else None
+    return None
 
 
 def needs_weight_decay(prior: float | str, weight_decay: object, model: str) -> None:
@@ -88,6 +135,7 @@ def refit_posterior(
     prior: float | str,
     damping: str,
     weight_decay: float | None = None,
+    progress: Progress = None,
 ) -> SourceModel:
     """The same network; a new posterior from this data. The weight decay is the one stored, where none is given."""
     if weight_decay is None:
@@ -98,7 +146,8 @@ def refit_posterior(
     spec = model.spec
     store = engine_store(data, spec, runtime)
     model.to(runtime.device)
-    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, weight_decay=weight_decay, damping=damping)
+    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress}
+    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, **options)
     summary = {**model.summary, "prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
     return dataclasses.replace(model, posterior=posterior, summary=summary)
@@ -114,6 +163,7 @@ def from_state_dict(
     prior: float | str,
     damping: str,
     weight_decay: float | None = None,
+    progress: Progress = None,
 ) -> SourceModel:
     """A timm classifier from its weights; the classes are those of the data, in its order."""
     file = Path(path)
@@ -135,6 +185,5 @@ def from_state_dict(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    return attach_posterior(
-        module, data, head=head, prior=prior, damping=damping, weight_decay=weight_decay, runtime=runtime
-    )
+    options: dict[str, Any] = {"prior": prior, "damping": damping, "weight_decay": weight_decay}
+    return attach_posterior(module, data, head=head, runtime=runtime, progress=progress, **options)

@@ -84,8 +84,9 @@ def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
 
 def print_metrics(metrics: dict[str, Any], title: str) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title)
+    table = Table(title=Text(title, style="table.title"))  # a path with brackets in it is no mark-up
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in metrics.items():

@@ -18,7 +18,7 @@ import yaml
 from torch import Tensor
 
 from usfan.errors import ArtifactError, ConfigError, UsfanError
-from usfan.files import write_json, write_tensors, write_text
+from usfan.files import must_be_writable, write_json, write_tensors, write_text
 from usfan.runtime import Runtime
 
 CHECKPOINTS = "checkpoint"
@@ -44,6 +44,7 @@ def lock_folder(folder: Path) -> int:
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Only this process writes to the folder; what killed writers left in it is removed."""
+    must_be_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(folder)
     try:
@@ -95,6 +96,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file: --out names a folder")
         self._made = [p for p in (self.path / "config.yaml", self.path / ".lock", self.path) if not p.exists()]
+        must_be_writable(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock_folder(self.path)
         try:
@@ -109,9 +111,8 @@ class RunFolder:
         if before is None and any(p for p in self.path.iterdir() if not p.name.startswith(".")) and not resume:
             raise ConfigError(f"{self.path} is not empty and is not a run folder: choose another --out")
         if before is not None and not resume:
-            raise ConfigError(
-                f"{self.path} already holds a run ({before.get('command', '?')}): pass --resume, or another --out"
-            )
+            choice = "choose another --out" if self.command == "evaluate" else "pass --resume, or another --out"
+            raise ConfigError(f"{self.path} already holds a run ({before.get('command', '?')}): {choice}")
         now, known = self.config, defaults_of_settings()
         then = {**{name: known[name] for name in now if name in known}, **(before or now)}
         changed = sorted(k for k in {*then, *now} if then.get(k) not in (WITHHELD, now.get(k)))

@@ -238,9 +238,10 @@ def fit_posterior(
     *,
     weight_decay: float | None = None,
     damping: str = "exact",
+    progress: Callable[[int], None] | None = None,
 ) -> KroneckerPosterior:
     """One pass over all the data, test views, BatchNorm in test mode."""
-    features, logits = forward_store(classifier, store, spec, runtime)
+    features, logits = forward_store(classifier, store, spec, runtime, progress=progress)
     weight, bias = classifier.head_tensors()
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)

@@ -77,6 +77,24 @@ def test_numbers_without_a_folder_each_are_only_numbers(class_folder, tmp_path):
     assert ImageData(file).match_classes(["x", "y"]).labels.tolist() == [1, 0, 0]
 
 
+def test_numbers_in_folders_that_are_no_classes_are_the_models_own(class_folder, tmp_path):
+    data = ImageData(write(tmp_path, "photos/cat/0.jpg 3", "photos/Bike/1.jpg 1"))
+    assert data.match_classes(["x", "y", "z", "w"]).labels.tolist() == [3, 1]
+    assert data.match_classes(["x", "y"], open_set=True).labels.tolist() == [2, 1]
+    with pytest.raises(
+        DataError, match=r"1 class the model does not know .*the model knows 0 to 1"
+    ):
+        data.match_classes(["x", "y"])
+
+
+def test_folders_named_as_classes_count_more_than_numbers_and_it_says_so(class_folder, tmp_path, caplog):
+    data = ImageData(write(tmp_path, "photos/cat/0.jpg 0", "photos/Bike/1.jpg 1"))
+    assert data.match_classes(["cat", "Bike", "apple"]).labels.tolist() == [0, 1]
+    assert caplog.text == ""
+    assert data.match_classes(["apple", "Bike", "cat"]).labels.tolist() == [2, 1]
+    assert "the names of its folders count" in caplog.text
+
+
 def test_names_spaces_and_odd_lines(class_folder, tmp_path):
     spaced = class_folder / "cat" / "my best photo.jpg"
     (class_folder / "cat" / "0.jpg").rename(spaced)

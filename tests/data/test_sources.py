@@ -122,6 +122,15 @@ def test_grey_arrays(make_picture):
         assert data.load(1).shape == (3, 14, 20)
 
 
+def test_an_array_and_its_labels_as_a_pair():
+    images, labels = np.zeros((4, 8, 8), np.uint8), torch.tensor([0, 1, 1, 2])
+    for data in (ImageData((images, labels)), ImageData(images, labels)):
+        assert (len(data), data.labels.tolist()) == (4, [0, 1, 1, 2])
+    assert len(ImageData((images[0], images[1]))) == 2  # two pictures
+    with pytest.raises(DataError, match="empty"):
+        ImageData("")
+
+
 def test_named_labels_of_arrays():
     images = np.zeros((4, 8, 8), np.uint8)
     data = ImageData(images, labels=["b", "A", "c", "A"])

@@ -154,3 +154,13 @@ class TestAwkwardNumbers:
 def test_many_classes_few_samples(dtype, damping):
     layer = last_layer(10, 16, 1000)
     check_finite(*(t.to(dtype) for t in layer.given), damping=damping)
+
+
+@pytest.mark.parametrize(
+    "labels", [list, lambda t: t.numpy(), lambda t: t.to(torch.uint8)], ids=["list", "array", "uint8"]
+)
+def test_arrays_will_do(labels):
+    given = {name: getattr(LAYER, name).numpy() for name in ("features", "logits", "weight", "bias")}
+    found, expected = fit(**given, labels=labels(LAYER.labels)), fit(labels=LAYER.labels)
+    assert found.log_evidence == expected.log_evidence
+    assert torch.equal(found.logit_variance(LAYER.features), expected.logit_variance(LAYER.features))

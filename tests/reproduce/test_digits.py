@@ -1,5 +1,6 @@
 """The demo on a few images, and open set on real digits."""
 
+import functools
 import io
 import json
 import re
@@ -36,6 +37,21 @@ def test_the_demo_writes_what_it_promises(tmp_path, capsys):
     assert max(map(len, lines)) <= 80
     assert "…" not in printed.out
     assert len(re.findall("u-sfan ", printed.out)) == 2
+
+
+def test_several_seeds_of_one_method(tmp_path, monkeypatch):
+    from usfan.reproduce import digits
+    from usfan.reproduce.command import reproduce
+
+    monkeypatch.setattr(digits, "run_demo", functools.partial(run_demo, quick=True))
+    reproduce("digits", {"seeds": [3, 5], "methods": ["shot-im"], "out": tmp_path}, start_runtime(None))
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert list(metrics) == ["mnist-uci", "uci-mnist"]
+    row = metrics["mnist-uci"]["shot-im"]
+    each = [json.loads((tmp_path / f"seed-{s}" / "metrics.json").read_text())["mnist-uci"]["shot-im"] for s in (3, 5)]
+    assert row["accuracies"] == [other["accuracy"] for other in each]
+    assert row["accuracy"] == pytest.approx(sum(row["accuracies"]) / 2)
+    assert SourceModel.load(tmp_path / "seed-5" / "uci-mnist").method == "shot-im"
 
 
 def test_the_table_fits_eighty_columns():

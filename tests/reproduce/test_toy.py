@@ -193,6 +193,12 @@ def test_bad_seeds_are_refused():
         toy.study_toy([1, 2, 1])
 
 
+def test_some_methods_only(tmp_path):
+    metrics = toy.run_toy((2,), out=tmp_path, methods=["u-sfan", "source-only"], source_steps=40, target_steps=6)
+    assert set(metrics["mild"]) == {"source-only", "u-sfan", "u-sfan (evidence)", "u-sfan (paper)"}
+    assert not (tmp_path / "toy.png").exists()
+
+
 def test_run_writes_its_folder_and_repeats_itself(tmp_path):
     steps = []
     quick = {"source_steps": 40, "target_steps": 6}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 from usfan.data.decode import one_line
 from usfan.errors import DataError
 
+log = logging.getLogger(__name__)
+
 MAX_CLASSES = 2**20
 """Labels from here on are refused: one wrong number in a list would make a table of classes of that size."""
 
@@ -24,6 +27,8 @@ class Labels(NamedTuple):
     classes: tuple[str, ...]
     named: bool
     """False where the classes are mere numbers: such labels are matched by position."""
+    guessed: bool = False
+    """Whether the names are those of the folders in which the images of a numbered list lie: they may be no classes."""
 
 
 def name_key(name: str) -> tuple[str, str]:
@@ -97,24 +102,28 @@ def from_given(values: Any, classes: Sequence[str] | None, count: int, what: str
 
 
 def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Tensor:
-    """Labels that index `classes`: by name, or by position where the data knows numbers only.
+    """Labels that index `classes`: by name, or by position where the data knows numbers only, or a list has numbers and
+    lies in folders of which none is named as a class.
 
     Images of other classes get the label K = len(classes) with `open_set`, and are refused without. Only classes that
     have images count.
     """
     K = len(classes)
     place = {canonical(name): i for i, name in enumerate(classes)}
-    if own.named:
+    by_name = own.named and not (own.guessed and place.keys().isdisjoint(map(canonical, own.classes)))
+    if by_name:
         target = [place.get(canonical(name), K) for name in own.classes]
     else:
         target = [min(i, K) for i in range(len(own.classes))]
     labels = torch.tensor(target, dtype=torch.long)[own.labels]
+    if by_name and own.guessed and bool((labels != own.labels.clamp(max=K)).any()):
+        log.warning("%s numbers its classes otherwise than the model: the names of its folders count", what)
     unknown = [own.classes[i] for i in own.labels[labels == K].unique().tolist()]
     if unknown and not open_set:
-        hint = "check the folder names" if own.named else f"check the labels (the model knows 0 to {K - 1})"
+        hint = "check the folder names" if by_name else f"check the labels (the model knows 0 to {K - 1})"
         folded = {name.casefold(): name for name in classes}
         meant = [f"{name} for {folded[name.casefold()]}" for name in unknown if name.casefold() in folded]
-        if own.named and meant:
+        if by_name and meant:
             raise DataError(f"{what} has {some(meant)}: class names must have the case that the model's have")
         raise DataError(
             f"{what} has {_count(unknown)} the model does not know ({some(unknown)}): pass --open-set, or {hint}"

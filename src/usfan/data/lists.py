@@ -4,7 +4,7 @@
 - A last word that ends like an image file, or holds a slash, belongs to the path: that line has no label.
 - All lines have a label, or none has. Where every label is a number they are numbers, else names.
 - Numbers are named after the folder the images of each lie in, where that is one folder per number; so a list and the
-  folder it points to give the same data set.
+  folder it points to give the same data set. Where a model knows none of these names, the numbers are its own.
 - Relative paths count from the list's own folder, or from `root`. With `root` no path may leave it.
 """
 
@@ -108,9 +108,8 @@ def _labels(entries: list[Entry], paths: list[str], classes: Sequence[str] | Non
         if len(word) > 12 or not 0 <= int(word) < MAX_CLASSES:
             raise DataError(f"{shown}, line {entry.line}: the label {word} is not between 0 and {MAX_CLASSES - 1}")
     numbers = [int(word) for word in words]
-    if classes is None:
-        classes = _folder_names(numbers, paths)
-    return from_numbers(numbers, classes, shown)
+    names = _folder_names(numbers, paths) if classes is None else None
+    return from_numbers(numbers, classes or names, shown)._replace(guessed=names is not None)
 
 
 def _folder_names(numbers: list[int], paths: list[str]) -> list[str] | None:

@@ -26,7 +26,8 @@ class ImageData:
 
     - a folder of class folders (`class/*.jpg`, at any depth below), or a flat folder of images (no labels);
     - a list file with `path label` or `path` lines, see `usfan.data.lists`;
-    - an array or tensor, N×H×W, N×H×W×C or N×C×H×W, uint8 or floats in [0, 1], with `labels=` if there are any;
+    - an array or tensor, N×H×W, N×H×W×C or N×C×H×W, uint8 or floats in [0, 1], with `labels=` if there are any, or
+      both as a pair;
     - a torch or torchvision dataset, a Hugging Face dataset, or a sequence of images or `(image, label)` pairs;
     - a sequence of paths, with `labels=` if there are any.
 
@@ -47,8 +48,8 @@ class ImageData:
     def __init__(
         self,
         source: Any,
-        *,
         labels: Any = None,
+        *,
         classes: Sequence[str] | None = None,
         root: str | os.PathLike[str] | None = None,
         strict: bool = False,
@@ -68,6 +69,7 @@ class ImageData:
         self.labels = None if labels is None else labels.labels
         self.classes = None if labels is None else labels.classes
         self._named = labels is not None and labels.named
+        self._guessed = labels is not None and labels.guessed
 
     def __len__(self) -> int:
         return len(self._images)
@@ -124,7 +126,7 @@ class ImageData:
         table = checked_classes(classes)
         if self.labels is None or self.classes is None:
             raise DataError(f"{self.name} has no labels to match: expected class folders, or a list with labels")
-        labels = match(Labels(self.labels, self.classes, self._named), table, open_set, self.name)
+        labels = match(Labels(self.labels, self.classes, self._named, self._guessed), table, open_set, self.name)
         part = copy.copy(self)
         part._set_labels(Labels(labels, table, True))
         return part
@@ -154,7 +156,11 @@ class _Found(NamedTuple):
 
 
 def _find(source: Any, labels: Any, classes: Sequence[str] | None, root: str | None, name: str | None) -> _Found:
+    if labels is None and _is_pair(source):
+        source, labels = source
     if isinstance(source, (str, os.PathLike)):
+        if not os.fspath(source):
+            raise DataError("the path of the data is empty: expected a folder, or a list file")
         if labels is not None:
             raise DataError("labels= goes with arrays and sequences of paths; folders and lists bring their own")
         return _from_path(os.path.abspath(os.path.expanduser(os.fspath(source))), classes, root, name)
@@ -203,6 +209,15 @@ def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, ro
             raise DataError(f"{name}: no such file: {one_line(path)} (item {i})")
     own = None if labels is None else from_given(labels, classes, len(paths), name)
     return _Found(FileImages(paths), own, name)
+
+
+def _is_pair(source: Any) -> bool:
+    """Whether these are images and their labels, as two arrays."""
+    arrays = (np.ndarray, torch.Tensor)
+    if not isinstance(source, tuple) or len(source) != 2 or not all(isinstance(part, arrays) for part in source):
+        return False
+    images, labels = source
+    return images.ndim >= 3 and labels.ndim == 1 and len(images) == len(labels)
 
 
 def _is_paths(source: Any) -> bool:

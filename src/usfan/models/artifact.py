@@ -195,9 +195,8 @@ def read_posterior(config: ModelConfig, path: Path) -> KroneckerPosterior:
         "class_vectors": (classes, classes),
     } | ({"bias": (classes,)} if bias else {})
     with open_tensors(file) as tensors:
-        there = tensors.keys()
-        double = "weight" in there and tensors.get_slice("weight").get_dtype() == "F64"
-        dtype = torch.float64 if double else torch.float32
+        found = [tensors.get_slice(name).get_dtype() for name in shapes if name in tensors.keys()]  # noqa: SIM118
+        dtype = torch.float64 if 2 * found.count("F64") > len(found) else torch.float32  # of most: the odd one is named
         check_header(file, tensors, {name: (shape, dtype) for name, shape in shapes.items()})
         state = {name: tensors.get_tensor(name) for name in shapes}
     check_values(file, state)

@@ -157,8 +157,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path} is not a state dict that can be read safely (weights only): {reason}") from error
+        raise ConfigError(
+            f"{path} is not a state dict that can be read safely: it is no file of torch.save, or it holds more than "
+            "tensors by name; write it with torch.save(model.state_dict(), FILE), or as safetensors"
+        ) from error
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -139,7 +139,16 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
     was_training = module.training
     module.eval()
     with torch.no_grad():
-        before = module(example)
+        try:
+            before = module(example)
+        except Exception as error:  # the module's own
+            module.train(was_training)
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            shape = "×".join(map(str, example.shape[1:]))
+            raise ConfigError(
+                f"the module does not take images of {shape} ({reason}): say what it takes, "
+                "spec=usfan.InputSpec(channels, size, resize, mean, std)"
+            ) from error
         wrapped = WrappedClassifier(module, name).eval()
         same = ends_in_head(wrapped, example, before)
     wrapped.train(was_training)

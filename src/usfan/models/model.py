@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import ModelHubMixin
+from PIL import Image
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec, test_view
@@ -194,6 +195,8 @@ def as_images(images: Any, channels: int = 3) -> Any:
 
     if isinstance(images, ImageData):
         return images
+    if isinstance(images, Image.Image):
+        images = [images]
     if (
         isinstance(images, (str, Path))
         and Path(images).is_file()

@@ -38,7 +38,7 @@ class _Reader:
 
     def __init__(self, values: Any, file: Path, place: str = "") -> None:
         if not isinstance(values, dict):
-            raise ArtifactError(f"{file}: {place or 'the file'} must be a table")
+            raise ArtifactError(f"{file}: {place.rstrip('.') or 'the file'} must be a table")
         self.values, self.file, self.place = values, file, place
 
     def fail(self, name: str, what: str) -> ArtifactError:

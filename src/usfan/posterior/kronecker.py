@@ -84,7 +84,12 @@ class KroneckerPosterior:
         weight_decay: float | None = None,
         damping: str = "exact",
     ) -> KroneckerPosterior:
-        """From features N×D and logits N×K of all the data. Larger sets: sum `batch_factors`, then `from_factors`."""
+        """From features N×D and logits N×K of all the data, tensors or arrays. Larger sets: sum `batch_factors`, then
+        `from_factors`."""
+        features, logits, weight = (torch.as_tensor(given) for given in (features, logits, weight))
+        bias = None if bias is None else torch.as_tensor(bias)
+        labels = None if labels is None else torch.as_tensor(labels).to(logits.device)
+        labels = labels if labels is None or labels.is_floating_point() else labels.long()
         factors = batch_factors(features, logits, bias=bias is not None, labels=labels)
         return cls.from_factors(factors, weight, bias, prior, weight_decay=weight_decay, damping=damping)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from usfan.adaptation.methods import METHODS, find_method
 from usfan.errors import ConfigError
 from usfan.run import folder_lock
 from usfan.runtime import Runtime
@@ -16,17 +17,20 @@ def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
     if name == "toy":
         from usfan.reproduce.toy import reproduce_toy
 
-        seeds = take_seeds(settings, None)
-        only_seeds("toy", settings)
+        seeds, methods = take_seeds(settings, None), take_methods(settings)
+        nothing_else("toy", settings)
         with folder_lock(out):
-            reproduce_toy(out, seeds=seeds)
+            reproduce_toy(out, seeds=seeds, methods=methods)
     elif name == "digits" and "data" not in settings:
-        from usfan.reproduce.digits import run_demo
+        from usfan.reproduce.digits import run_demo, run_seeds
 
-        seeds = take_seeds(settings, [0])
-        only_seeds("digits without --data", settings)
+        seeds, methods = take_seeds(settings, [0]), take_methods(settings)
+        nothing_else("digits without --data", settings)
         with folder_lock(out):
-            run_demo(out, runtime=runtime, seed=seeds[0])
+            if len(seeds) == 1:
+                run_demo(out, runtime=runtime, seed=seeds[0], methods=methods)
+            else:
+                run_seeds(out, runtime=runtime, seeds=seeds, methods=methods)
     else:
         from usfan.reproduce.suite import Suite
 
@@ -43,9 +47,16 @@ def take_seeds(settings: dict[str, Any], default: Any) -> Any:
         not isinstance(seeds, (list, tuple)) or not seeds or not all(type(s) is int for s in seeds)
     ):
         raise ConfigError(f"seeds must be a list of whole numbers; got {seeds!r}")
+    if seeds is not None and len(set(seeds)) < len(seeds):
+        raise ConfigError(f"each seed may be given once; got {', '.join(map(str, seeds))}")
     return seeds
 
 
-def only_seeds(name: str, settings: dict[str, Any]) -> None:
+def take_methods(settings: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(find_method(name).name for name in settings.pop("methods", METHODS))
+
+
+def nothing_else(name: str, settings: dict[str, Any]) -> None:
     if settings:
-        raise ConfigError(f"reproduce {name} takes --seeds and --out only; got {', '.join(sorted(settings))}")
+        given = ", ".join(sorted(settings))
+        raise ConfigError(f"reproduce {name} takes --methods, --seeds and --out only; got {given}")

@@ -7,7 +7,9 @@ import gzip
 import importlib.resources
 import io
 import json
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,11 @@ def load_uci() -> ImageData:
     return ImageData(pixels, labels=digits.target.astype(np.int64), classes=DIGITS, name="uci")
 
 
-def run_demo(out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`."""
+def run_demo(
+    out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False, methods: Sequence[str] = tuple(METHODS)
+) -> dict[str, Any]:
+    """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`. The
+    report is that of U-SFAN, or of the last method."""
     from usfan.report.page import write_report
     from usfan.reproduce.digits_figure import entropies_of, entropy_figure
 
@@ -79,16 +84,17 @@ def run_demo(out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False)
         source.save(out / source_name)
         target, pair = data[target_name], f"{source_name}-{target_name}"
         store = engine_store(target.without_labels(), source.spec, runtime)
-        settings = {"epochs": 1 if quick else TARGET_EPOCHS[target_name], "seed": seed}
-        models = {method: adapt_digits(source, store, target_name, method, runtime, settings) for method in METHODS}
+        settings: dict[str, Any] = {"epochs": 1 if quick else TARGET_EPOCHS[target_name], "seed": seed}
+        models = {method: adapt_digits(source, store, target_name, method, runtime, settings) for method in methods}
         metrics[pair] = {method: figures(model, target) for method, model in models.items()}
         write_json(out / "metrics.json", metrics)
-        save_run(
-            out / pair, models["u-sfan"], target, {"source": str(out / source_name), "data": target_name, **settings}
-        )
+        shown = "u-sfan" if "u-sfan" in methods else methods[-1]
+        settings |= {"method": shown, "source": str(out / source_name), "data": target_name}
+        save_run(out / pair, models[shown], target, settings)
         assert target.labels is not None
-        point, posterior = (entropies_of(models[method], target.labels) for method in ("shot-im", "u-sfan"))
-        entropy_figure(point, posterior, len(DIGITS), out / f"{pair}-entropy.png")
+        if {"shot-im", "u-sfan"} <= models.keys():
+            point, posterior = (entropies_of(models[method], target.labels) for method in ("shot-im", "u-sfan"))
+            entropy_figure(point, posterior, len(DIGITS), out / f"{pair}-entropy.png")
     report = write_report([out / f"{source}-{target}" for source, target in PAIRS], out / "report.html")
     for pair in metrics:
         Console().print(demo_table(pair, metrics[pair]))
@@ -97,6 +103,25 @@ def run_demo(out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False)
         f"{report}: the report; {out}: figures, pictures, models ({seconds:.0f} s)", markup=False, soft_wrap=True
     )
     return metrics
+
+
+def run_seeds(out: Path, *, runtime: Runtime, seeds: Sequence[int], methods: Sequence[str]) -> None:
+    """The demo at several seeds, a folder each; their mean and spread in metrics.json and on the terminal."""
+    runs = [run_demo(out / f"seed-{seed}", runtime=runtime, seed=seed, methods=methods) for seed in seeds]
+    metrics: dict[str, Any] = {}
+    table = Table(title=f"Accuracy in %, {len(seeds)} seeds")
+    for column in ("method", *runs[0]):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for method in methods:
+        cells = []
+        for pair in runs[0]:
+            each = [run[pair][method]["accuracy"] for run in runs]
+            row = {"accuracy": statistics.fmean(each), "std": statistics.stdev(each), "accuracies": each}
+            metrics.setdefault(pair, {})[method] = row
+            cells.append(f"{row['accuracy']:.1f} ± {row['std']:.1f}")
+        table.add_row(method, *cells)
+    write_json(out / "metrics.json", metrics)
+    Console().print(table)
 
 
 def train_digits(data: ImageData, runtime: Runtime, seed: int, epochs: int) -> SourceModel:
@@ -124,7 +149,7 @@ def figures(model: AdaptedModel, data: ImageData) -> dict[str, float]:
 def save_run(folder: Path, model: AdaptedModel, data: ImageData, settings: dict[str, Any]) -> None:
     """The U-SFAN run as a run folder, which `usfan report` reads. A demo may be run again: it is written over."""
     model.save(folder)
-    own = {k: settings[k] for k in ("epochs", "seed")}
+    own = {k: settings[k] for k in ("method", "epochs", "seed")}
     config = {"command": "adapt", **settings, **dataclasses.asdict(make_config(AdaptConfig, own))}
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     events = [{"event": "epoch", **record} for record in model.history["records"]]

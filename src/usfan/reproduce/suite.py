@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
@@ -49,6 +50,7 @@ OPEN_METRICS = (
 )
 
 
+LOGGED = ("method", "task", "seed", "accuracy", "seconds")
 ENTROPY_METHODS = ("shot-im", "u-sfan")
 """Point estimate and posterior of the entropy densities."""
 MOST_FIGURES = 6
@@ -106,6 +108,9 @@ class Suite:
         from usfan.reproduce.live import LiveTable
 
         self.check_folder()
+        given = {k: str(v) if isinstance(v, Path) else v for k, v in self.given.items()}
+        config = {"command": "reproduce", "benchmark": self.benchmark.name, **given}
+        write_text(self.out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         with LiveTable(self) as live:
             if self.jobs > 1:
                 from usfan.reproduce.jobs import run_jobs
@@ -165,6 +170,9 @@ class Suite:
             if method in ENTROPY_METHODS:
                 write_tensors(path.with_suffix(".safetensors"), entropies)
         write_json(path, row)
+        event = {"event": "cell", "time": round(time.time(), 3), **{k: row[k] for k in LOGGED}}
+        with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(event, ensure_ascii=False) + "\n")
         return row
 
     def score(self, model: AdaptedModel, target: str, store: PixelStore) -> dict[str, Any]:
@@ -245,6 +253,7 @@ class Suite:
         write_text(self.out / "table.md", table.to_markdown() + "\n")
         write_text(self.out / "table.tex", table.to_latex() + "\n")
         write_text(self.out / "table.json", table.to_json() + "\n")
+        write_text(self.out / "metrics.json", table.to_json() + "\n")
         from usfan.reproduce.suite_figure import table_figure
 
         table_figure(table, self.out / "table.png")

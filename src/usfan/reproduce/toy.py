@@ -36,7 +36,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from usfan.adaptation.methods import METHODS
+from usfan.adaptation.methods import METHODS, find_method
 from usfan.errors import ConfigError
 from usfan.files import write_json, write_text
 from usfan.progress import bar
@@ -160,44 +160,50 @@ def run_toy(
     seeds: Iterable[int] = SEEDS,
     *,
     out: Path,
+    methods: Iterable[str] = tuple(METHODS),
     source_steps: int = toy.SOURCE_STEPS,
     target_steps: int = toy.TARGET_STEPS,
     learning_rate: float = toy.LEARNING_RATE,
     progress: Advance | None = None,
 ) -> dict[str, Any]:
     """The study, written to `out`; gives what metrics.json holds. `progress` is told of the steps of each seed."""
-    from usfan.reproduce.toy_figure import toy_figure
+    from usfan.reproduce.toy_figure import SHOWN, toy_figure
 
-    seeds = tuple(seeds)
+    seeds, methods = tuple(seeds), [find_method(name).name for name in methods]
+    variants = {name: variant for name, variant in VARIANTS.items() if variant.method in methods}
     settings: dict[str, Any] = {
         "source_steps": source_steps,
         "target_steps": target_steps,
         "learning_rate": learning_rate,
     }
-    moving = sum(METHODS[variant.method].adapts for variant in VARIANTS.values())
+    moving = sum(METHODS[variant.method].adapts for variant in variants.values())
     with bar("toy", len(seeds) * (source_steps + len(SHIFTS) * moving * target_steps), "steps") as shown:
-        study = study_toy(seeds, advance=progress or shown.advance, **settings)
+        study = study_toy(seeds, variants=variants, advance=progress or shown.advance, **settings)
     config = {
         "command": "reproduce toy",
         "seeds": list(seeds),
         **settings,
         "momentum": toy.MOMENTUM,
         "weight_decay": toy.WEIGHT_DECAY,
-        "methods": {name: asdict(variant) for name, variant in VARIANTS.items()},
+        "methods": {name: asdict(variant) for name, variant in variants.items()},
     }
     write_text(out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in study.log))
-    toy_figure(study, out / "toy.png")
+    if variants.keys() >= SHOWN:
+        toy_figure(study, out / "toy.png")
     write_json(out / "metrics.json", study.metrics)
     return study.metrics
 
 
-def reproduce_toy(out: Path, seeds: Iterable[int] | None = None) -> dict[str, Any]:
+def reproduce_toy(
+    out: Path, seeds: Iterable[int] | None = None, methods: Iterable[str] | None = None
+) -> dict[str, Any]:
     """The command: the study, and its table on the terminal."""
     started = time.perf_counter()
-    metrics = run_toy(SEEDS if seeds is None else seeds, out=out)
+    metrics = run_toy(SEEDS if seeds is None else seeds, out=out, methods=METHODS if methods is None else methods)
     Console().print(table(metrics))
-    Console(stderr=True).print(f"{out}: metrics.json, toy.png ({time.perf_counter() - started:.0f} s)", markup=False)
+    seconds = time.perf_counter() - started
+    Console(stderr=True).print(f"{out}: metrics.json, and the picture ({seconds:.0f} s)", markup=False)
     return metrics
 
 

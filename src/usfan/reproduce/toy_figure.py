@@ -99,6 +99,10 @@ def frame(axis: Axes) -> None:
         spine.set_linewidth(0.6)
 
 
+SHOWN = {"source-only", "shot-im", "u-sfan"}
+"""The methods that the figure draws."""
+
+
 def shown_seed(study: Study) -> int:
     """The first seed that SHOT-IM flips under the strong shift and U-SFAN does not; else the first of all."""
     plain, guided = (study.metrics["strong"][name]["accuracies"] for name in ("shot-im", "u-sfan"))
