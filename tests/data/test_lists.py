@@ -81,9 +81,7 @@ def test_numbers_in_folders_that_are_no_classes_are_the_models_own(class_folder,
     data = ImageData(write(tmp_path, "photos/cat/0.jpg 3", "photos/Bike/1.jpg 1"))
     assert data.match_classes(["x", "y", "z", "w"]).labels.tolist() == [3, 1]
     assert data.match_classes(["x", "y"], open_set=True).labels.tolist() == [2, 1]
-    with pytest.raises(
-        DataError, match=r"1 class the model does not know .*the model knows 0 to 1"
-    ):
+    with pytest.raises(DataError, match=r"1 class the model does not know .*the model knows 0 to 1"):
         data.match_classes(["x", "y"])
 
 
