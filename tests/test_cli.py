@@ -160,6 +160,8 @@ def test_settings_of_another_command_and_missing_ones(refused, model, folder, tm
     assert "this command has no setting 'epochs'" in line
     assert "--out is missing" in refused("adapt", model, folder, "--config", tmp_path / "settings.yaml")
     assert "--onnx is missing" in refused("export", model)
+    (tmp_path / "settings.yaml").write_text("out: 3\n")
+    assert "out must be a text" in refused("adapt", model, folder, "--config", tmp_path / "settings.yaml")
 
 
 def test_a_path_with_brackets_is_shown_as_it_is(model, folder, tmp_path, capsys):

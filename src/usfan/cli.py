@@ -169,6 +169,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 REQUIRED = {"train": "out", "posterior": "out", "adapt": "out", "predict": "out", "export": "onnx"}
 """Flags that must be given, on the command line or in the config file."""
+TEXTS = ("out", "onnx", "data", "root", "head")
+"""Settings that no config dataclass checks."""
 LISTS = ("methods", "pairs", "seeds")
 """Settings of several values; in a config file a single one will do."""
 
@@ -188,19 +190,22 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"--config {path}: must hold names and values")
         settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items() if v is not None}
-        its_own = settings.pop("command", command)
-        if its_own != command:
-            raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
         settings |= {k: [settings[k]] for k in LISTS if k in settings and not isinstance(settings[k], list)}
         for name, value in settings.items():
             if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
                 raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
+        its_own = settings.pop("command", command)
+        if its_own != command:
+            raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
         if "root" in arguments:
             check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
     settings |= arguments
     needed = REQUIRED.get(command)
     if needed is not None and needed not in settings:
         raise ConfigError(f"--{needed} is missing: give it, or put it into the --config file (see --help)")
+    for name in TEXTS:
+        if not isinstance(settings.get(name, ""), str):
+            raise ConfigError(f"{name} must be a text; got {settings[name]!r}")
     switches = {k: v for k, v in settings.items() if k in ON_OFF and isinstance(v, str)}
     return settings | {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
 

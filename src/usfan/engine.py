@@ -27,6 +27,8 @@ PASS_BATCH = {"cuda": 256, "cpu": 64}
 """Batch size of a pass over a data set; on a CPU larger ones are slower."""
 LEFT_OVER = 64
 """Batch size of what is left after the whole batches of a pass: the recipe's, which is set up for training anyway."""
+SMALL_PICTURES = 64
+"""Side of the pictures up to which pooling is most of a network's time."""
 TRY_KERNELS = False
 """Let cuDNN time its kernels for compiled steps."""
 
@@ -117,7 +119,7 @@ def prepare(
     """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
     the global batch. `after_steps` undoes what a model that is given away must not show."""
     classifier = classifier.to(runtime.device)
-    if runtime.device.type == "cuda" or (steps and has_depthwise(classifier)):
+    if runtime.device.type == "cuda" or (steps and faster_laid_out(classifier, spec)):
         classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
     if compiled and classifier.channels_last:
         block_stems(classifier)
@@ -137,9 +139,11 @@ def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
     return classifier.eval()
 
 
-def has_depthwise(module: nn.Module) -> bool:
-    """Whether it has convolutions of single channels: on a CPU these train faster with the channels last."""
-    return any(isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1 for m in module.modules())
+def faster_laid_out(module: nn.Module, spec: InputSpec) -> bool:
+    """Whether it trains faster on a CPU with the channels last: convolutions of single channels do, and pooling, which
+    takes most of the time of a network for small pictures."""
+    pools = spec.size <= SMALL_PICTURES and any(isinstance(m, nn.MaxPool2d) for m in module.modules())
+    return pools or any(isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1 for m in module.modules())
 
 
 def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:

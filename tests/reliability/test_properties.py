@@ -76,7 +76,9 @@ def test_a_flag_is_text_and_means_the_same(values):
 def test_any_config_file_is_settings_or_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
-    found, refused = result_or_refusal(lambda: read_settings({"config": str(path), "epochs": "3"}), ConfigError)
+    found, refused = result_or_refusal(
+        lambda: read_settings("methods", {"config": str(path), "epochs": "3"}), ConfigError
+    )
     if refused is not None:
         assert "any.yaml" in refused
         return
@@ -92,7 +94,7 @@ def test_config_files_made_to_hurt(content, tmp_path):
     path = tmp_path / "bomb.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"bomb\.yaml"):
-        read_settings({"config": str(path)})
+        read_settings("methods", {"config": str(path)})
 
 
 def test_a_config_file_of_aliases_is_refused_without_growing(tmp_path):
@@ -101,7 +103,10 @@ def test_a_config_file_of_aliases_is_refused_without_growing(tmp_path):
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     (tmp_path / "laughs.yaml").write_text("\n".join([*lines, "epochs: *a9"]))
     with pytest.raises(ConfigError, match="must be a value, or a list of values"):
-        read_settings({"config": str(tmp_path / "laughs.yaml")})
+        read_settings("methods", {"config": str(tmp_path / "laughs.yaml")})
+    (tmp_path / "laughs.yaml").write_text("\n".join([*lines, "epochs: *a9", "command: *a9"]))
+    with pytest.raises(ConfigError, match="must be a value, or a list of values"):
+        read_settings("methods", {"config": str(tmp_path / "laughs.yaml")})
     bomb = yaml.safe_load((tmp_path / "laughs.yaml").read_text())["epochs"]
     for name in ("epochs", "method", "guard", "prior", "lr"):
         with pytest.raises(ConfigError, match=f"{name} must be") as caught:
