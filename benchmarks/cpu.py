@@ -1,4 +1,5 @@
-"""Images per second on a CPU, of a pass over the images and of adaptation's steps; and with glibc's memory left alone.
+"""Images per second on a CPU, of a pass over the images and of adaptation's steps; with glibc's memory left alone, and
+with the channels first in every network.
 
 Each case is a process of its own: how it takes memory is set once. Any variable MALLOC_… in the environment leaves
 glibc as it is (`usfan.runtime.keep_freed_memory`).
@@ -16,36 +17,41 @@ from typing import Any
 
 from measure import Row
 
-NETWORKS = {"tf_efficientnet_lite0": 128, "resnet18": 128, "digits-cnn": 8192}
+NETWORKS = {"tf_efficientnet_lite0": 128, "resnet18": 128, "digits-cnn": 8192, "lenet": 8192}
 """And how many images each gets."""
 TRIES = 1
 
 
 def suite() -> Iterator[Row]:
     for network in NETWORKS:
-        ours, alone = (best(network, environment) for environment in ({}, {"MALLOC_ARENA_MAX": "64"}))
+        found = {
+            "ours": best(network, {}),
+            "channels first": best(network, {}, "channels first"),
+            "glibc left alone": best(network, {"MALLOC_ARENA_MAX": "64"}),
+        }
         for what in ("pass", "steps"):
-            yield Row(network, f"{what}, memory kept", ours[what], "images/s", ours[what] / alone[what])
-            yield Row(network, f"{what}, glibc left alone", alone[what], "images/s", 1.0)
-        for name, found in (("memory kept", ours), ("glibc left alone", alone)):
-            yield Row(network, f"peak memory, {name}", found["peak"], "MiB")
+            for case, figures in found.items():
+                yield Row(network, f"{what}, {case}", figures[what], "images/s", found["ours"][what] / figures[what])
+        for case, figures in found.items():
+            yield Row(network, f"peak memory, {case}", figures["peak"], "MiB")
 
 
-def best(network: str, more: dict[str, str]) -> dict[str, float]:
+def best(network: str, more: dict[str, str], *options: str) -> dict[str, float]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | more
     tries: list[dict[str, float]] = []
     for _ in range(TRIES):
-        call = [sys.executable, __file__, network]
+        call = [sys.executable, __file__, network, *options]
         done = subprocess.run(call, capture_output=True, text=True, env=environment, check=True)
         tries.append(json.loads(done.stdout.splitlines()[-1]))
     return {name: max(found[name] for found in tries) for name in tries[0]}
 
 
-def measure(network: str) -> dict[str, Any]:
+def measure(network: str, layout: str = "") -> dict[str, Any]:
     import resource
 
     import torch
 
+    from usfan import engine
     from usfan.adaptation.adapt import Adaptation
     from usfan.adaptation.settings import resolve_defaults
     from usfan.config import AdaptConfig
@@ -56,6 +62,8 @@ def measure(network: str) -> dict[str, Any]:
     from usfan.posterior.kronecker import KroneckerPosterior
     from usfan.runtime import start_runtime
 
+    if layout == "channels first":
+        engine.faster_laid_out = lambda *given: False
     runtime, count = start_runtime(), NETWORKS[network]
     backbone, features, spec = create_backbone(network, "none")
     classifier = Classifier(backbone, features, 10).eval()
@@ -76,4 +84,4 @@ def measure(network: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1])))
+    print(json.dumps(measure(*sys.argv[1:])))
