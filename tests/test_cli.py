@@ -160,8 +160,23 @@ def test_settings_of_another_command_and_missing_ones(refused, model, folder, tm
     assert "this command has no setting 'epochs'" in line
     assert "--out is missing" in refused("adapt", model, folder, "--config", tmp_path / "settings.yaml")
     assert "--onnx is missing" in refused("export", model)
-    (tmp_path / "settings.yaml").write_text("out: 3\n")
-    assert "out must be a text" in refused("adapt", model, folder, "--config", tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text("methods: []\n")
+    assert "no method is given" in refused("reproduce", "toy", "--config", tmp_path / "settings.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("out: 3", "out must be a text"),
+        ('out: "a\\0b"', "out must be a text"),
+        ('out: ""', "out is empty"),
+        ("{out: p, strict: maybe}", "strict must be true or false"),
+        ("{out: p, backbone: [a]}", "backbone must be a text"),
+    ],
+)
+def test_settings_that_are_no_text_and_no_switch(refused, model, folder, tmp_path, text, words):
+    (tmp_path / "settings.yaml").write_text(text)
+    assert words in refused("posterior", model, folder, "--config", tmp_path / "settings.yaml")
 
 
 def test_a_path_with_brackets_is_shown_as_it_is(model, folder, tmp_path, capsys):

@@ -149,6 +149,16 @@ def test_a_folder_where_a_file_is_written(refused, model, folder, tmp_path, comm
     name, flag = command
     data = [folder] if name == "predict" else []
     assert f"{tmp_path} is a folder: {flag}" in refused(name, model, *data, flag, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe is no ordinary file" in refused(name, model, *data, flag, tmp_path / "pipe")
+    assert f"{flag[2:]} is empty" in refused(name, model, *data, flag, "")
+
+
+def test_a_link_is_written_through(model, folder, tmp_path):
+    (tmp_path / "link.csv").symlink_to(tmp_path / "table.csv")
+    assert usfan("predict", model, folder, "--out", tmp_path / "link.csv", *TINY) == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "table.csv").read_text().startswith("path,")
 
 
 @pytest.mark.parametrize(
@@ -227,5 +237,8 @@ def test_other_mistakes(refused, folder, model, tmp_path):
     assert "seeds" in refused("reproduce", "toy", "--epochs", "3", "--out", tmp_path / "toy")
     assert "once" in refused("reproduce", "digits", "--seeds", "1", "1", "--out", tmp_path / "toy")
     assert "dann" in refused("reproduce", "toy", "--methods", "dann", "--out", tmp_path / "toy")
+    assert "once" in refused("reproduce", "toy", "--methods", "shot", "shot", "--out", tmp_path / "toy")
+    for name in ("toy", "digits"):
+        assert "seed must be" in refused("reproduce", name, "--seeds", "1", "-1", "--out", tmp_path / "toy")
     assert "published" in refused("reproduce", "office31", "--out", tmp_path / "study")
     assert os.listdir(tmp_path) == []

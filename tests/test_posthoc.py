@@ -150,8 +150,51 @@ def test_images_that_a_module_does_not_take_are_an_error_that_says_what_to_give(
     with pytest.raises(ConfigError, match=r"does not take images of 1×40×40 \(.*spec=usfan\.InputSpec"):
         usfan.attach_posterior(grey_net(), pixels, head="3")
     five = nn.Sequential(nn.Conv2d(5, 4, 5), nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(ConfigError, match="5 channels"):
+    with pytest.raises(ConfigError, match=r"does not take images of 3×40×40"):
         usfan.attach_posterior(five, pixels, head="2")
+
+
+class HeadFirst(nn.Module):
+    """Its Linear is written down before its convolution, and takes a square number of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+        self.blocks = nn.PixelUnshuffle(4)
+        self.conv = nn.Conv2d(48, 64, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.conv(self.blocks(images)).relu().mean(dim=(2, 3)))
+
+
+def test_what_cannot_be_guessed_from_the_layers_is_tried():
+    assert usfan.attach_posterior(HeadFirst(), pictures(), head="fc").spec.channels == 3
+    large = nn.Sequential(nn.Conv2d(3, 4, 5, stride=100), nn.Flatten(), nn.Linear(4 * 3 * 3, 3))
+    assert usfan.attach_posterior(large, pictures(), head="2").spec.size == 224
+
+
+class Picky(nn.Module):
+    """Views its features while it trains; or, asked to, looks at how they lie."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv, self.pool, self.fc = how, nn.Conv2d(3, 6, 5), nn.MaxPool2d(4), nn.Linear(6 * 49, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.pool(self.conv(images)).relu()
+        if self.how == "asserts":
+            assert found.is_contiguous()
+        if self.how == "strides":
+            return self.fc(found.as_strided((len(found), 6 * 49), (6 * 49, 1)))
+        return self.fc(found.view(len(found), -1) if self.training else found.flatten(1))
+
+
+@pytest.mark.parametrize("how", ["views", "asserts", "strides"])
+def test_a_module_that_looks_at_its_layout_keeps_it(how):
+    source = usfan.attach_posterior(Picky(how), pictures(), head="fc", spec=SPEC)
+    adapted = usfan.adapt(source, pictures(), epochs=1, batch_size=4, guard=False)
+    assert torch.allclose(adapted.predict(pictures()).probs, adapted.passes.after.probs, atol=1e-6)
+    assert adapted.classifier.channels_last is False
 
 
 def test_a_picture_is_predicted_as_its_array():

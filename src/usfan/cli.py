@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from usfan import __version__
-from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
+from usfan.config import WITHHELD, AdaptConfig, RuntimeConfig, TrainConfig, field_docs
 from usfan.errors import ConfigError, UsfanError
 
 BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
@@ -128,7 +128,8 @@ def build_parser() -> Parser:
     sub.add_argument("benchmark", choices=BENCHMARKS, help="Which one.")
     sub.add_argument("--data", default=argparse.SUPPRESS, metavar="ROOT", help="Folder of the data set.")
     sub.add_argument("--methods", nargs="+", default=argparse.SUPPRESS, help="Default: all.")
-    sub.add_argument("--seeds", nargs="+", type=int, default=argparse.SUPPRESS, help="Default: 2019 2020 2021.")
+    seeds_help = "Default: 2019 2020 2021; of the toy 0 to 19, of digits without --data 0."
+    sub.add_argument("--seeds", nargs="+", type=int, default=argparse.SUPPRESS, help=seeds_help)
     sub.add_argument("--jobs", type=int, default=argparse.SUPPRESS, help="Processes side by side; default 1.")
     sub.add_argument("--pairs", nargs="+", default=argparse.SUPPRESS, metavar="A-B", help="Only these tasks.")
     sub.add_argument("--backbone", default=argparse.SUPPRESS, help="Another network than the benchmark's own.")
@@ -169,7 +170,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 REQUIRED = {"train": "out", "posterior": "out", "adapt": "out", "predict": "out", "export": "onnx"}
 """Flags that must be given, on the command line or in the config file."""
-TEXTS = ("out", "onnx", "data", "root", "head")
+TEXTS = {"out", "onnx", "data", "root", "head", "backbone"}
+SWITCHES = {"resume", "private", "strict", "allow_counts", "allow_classes"}
 """Settings that no config dataclass checks."""
 LISTS = ("methods", "pairs", "seeds")
 """Settings of several values; in a config file a single one will do."""
@@ -189,7 +191,8 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"--config {path}: must hold names and values")
-        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items() if v is not None}
+        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
+        settings = {k: v for k, v in settings.items() if v not in (None, WITHHELD)}
         settings |= {k: [settings[k]] for k in LISTS if k in settings and not isinstance(settings[k], list)}
         for name, value in settings.items():
             if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
@@ -203,11 +206,17 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
     needed = REQUIRED.get(command)
     if needed is not None and needed not in settings:
         raise ConfigError(f"--{needed} is missing: give it, or put it into the --config file (see --help)")
-    for name in TEXTS:
-        if not isinstance(settings.get(name, ""), str):
-            raise ConfigError(f"{name} must be a text; got {settings[name]!r}")
-    switches = {k: v for k, v in settings.items() if k in ON_OFF and isinstance(v, str)}
-    return settings | {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
+    for name in sorted(TEXTS & settings.keys()):
+        value = settings[name]
+        if not isinstance(value, str) or not value or "\0" in value:
+            what = "is empty" if value == "" else f"must be a text; got {value!r}"
+            raise ConfigError(f"{name} {what}")
+    switches = {k: v for k, v in settings.items() if k in ON_OFF | SWITCHES and isinstance(v, str)}
+    settings |= {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
+    for name in sorted(SWITCHES & settings.keys()):
+        if not isinstance(settings[name], bool):
+            raise ConfigError(f"{name} must be true or false; got {settings[name]!r}")
+    return settings
 
 
 def check_paths(settings: dict[str, Any], file: str, root: str) -> None:

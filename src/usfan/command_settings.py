@@ -63,6 +63,7 @@ def must_be_a_file(path: Path, flag: str) -> None:
     """Before the work: the file can be written where it is to lie."""
     from usfan.files import must_be_writable
 
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder: {flag} names the file to write")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no ordinary file"
+        raise ConfigError(f"{path} is {what}: {flag} names the file to write")
     must_be_writable(path.parent, flag)

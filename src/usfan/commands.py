@@ -72,7 +72,7 @@ def posterior(settings: dict[str, Any]) -> None:
     runtime = open_runtime(settings, several=True)
     fitted: dict[str, Any] = {"prior": options.prior, "damping": options.damping}
     fitted["weight_decay"] = options.weight_decay if "weight_decay" in given else None
-    recorded = {"model": model_path, "data": data_path, "backbone": backbone, **fitted}
+    recorded = {"model": model_path, "data": data_path, "backbone": backbone, "head": head, **fitted}
     with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
         if run.finished() is not None:
             console.print(f"{out} is finished already", markup=False)

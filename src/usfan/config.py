@@ -15,6 +15,8 @@ from usfan.errors import ConfigError
 from usfan.field_docs import field_docs as field_docs
 
 T = TypeVar("T")
+WITHHELD = "(withheld)"
+"""What stands in config.yaml of a private run in place of a value."""
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
 """The scores of `usfan.adaptation.open_set`, which are not imported here."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")

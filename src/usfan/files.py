@@ -30,6 +30,7 @@ def must_be_writable(folder: Path, flag: str = "--out") -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Write to the yielded path; it becomes `path` in one step, on disk, or not at all."""
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is written, the link stays
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)

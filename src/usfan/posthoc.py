@@ -83,7 +83,8 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
         return InputSpec(
             int(own["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(own["mean"]), tuple(own["std"])
         )
-    spec = guess_spec(module, data)
+    guess = guess_spec(module, data)
+    spec = next((s for s in (guess, InputSpec()) if takes(module, s)), guess)
     log.warning(
         "%s does not say what images it takes: it is given %d×%d×%d, normalised by mean %s and std %s; "
         "pass spec=usfan.InputSpec(…) where it was trained on others",
@@ -93,21 +94,34 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
-    """The channels of its first layer. Pictures as large as they are where they are small (or as a first Linear needs
-    them), else as ImageNet's networks take them."""
-    first = next((m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))), None)
-    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
-    if channels not in (1, 3):
-        raise ConfigError(f"the module takes images of {channels} channels; those that can be read have 1 or 3")
-    size = small_side(data)
-    if isinstance(first, nn.Linear):
-        fits = [(c, math.isqrt(first.in_features // c)) for c in (1, 3)]
-        channels, size = next(((c, s) for c, s in fits if c * s * s == first.in_features), (channels, size))
+    """The channels of its first convolution. Pictures as large as they are where they are small (or, without
+    convolutions, as the first Linear needs them), else as ImageNet's networks take them."""
+    size, channels = small_side(data), 3
+    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    if convolution is not None:
+        channels = 1 if convolution.in_channels == 1 else 3
+    elif linear is not None:
+        fits = [(c, math.isqrt(linear.in_features // c)) for c in (1, 3)]
+        channels, size = next(((c, s) for c, s in fits if c * s * s == linear.in_features), (channels, size))
     normal = InputSpec()
     mean, std = (normal.mean, normal.std) if channels == 3 else ((0.5,), (0.5,))
     if size is None:
         return dataclasses.replace(normal, channels=channels, mean=mean, std=std)
     return InputSpec(channels, size, size, mean, std, "resized-crop-flip" if channels == 3 else "none")
+
+
+def takes(module: nn.Module, spec: InputSpec) -> bool:
+    """Whether the module runs on images of this shape."""
+    was_training, where = module.training, next(module.parameters(), torch.empty(0)).device
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(2, spec.channels, spec.size, spec.size, device=where))
+    except Exception:  # the module's own; what it says is said when the images come
+        return False
+    finally:
+        module.train(was_training)
+    return True
 
 
 def small_side(data: ImageData) -> int | None:

@@ -17,13 +17,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from usfan.config import WITHHELD
 from usfan.errors import ArtifactError, ConfigError, UsfanError
 from usfan.files import must_be_writable, write_json, write_tensors, write_text
 from usfan.runtime import Runtime
 
 CHECKPOINTS = "checkpoint"
-WITHHELD = "(withheld)"
-"""What stands in config.yaml of a private run in place of a path."""
 Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
 """Epochs done, tensors, and the rest as JSON."""
 

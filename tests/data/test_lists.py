@@ -4,6 +4,7 @@ import os
 import string
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -77,9 +78,17 @@ def test_numbers_without_a_folder_each_are_only_numbers(class_folder, tmp_path):
     assert ImageData(file).match_classes(["x", "y"]).labels.tolist() == [1, 0, 0]
 
 
-def test_numbers_in_folders_that_are_no_classes_are_the_models_own(class_folder, tmp_path):
-    data = ImageData(write(tmp_path, "photos/cat/0.jpg 3", "photos/Bike/1.jpg 1"))
+def test_numbers_in_folders_that_are_no_classes_are_the_models_own(class_folder, tmp_path, caplog):
+    data_list = write(tmp_path, "photos/cat/0.jpg 3", "photos/Bike/1.jpg 1")
+    data = ImageData(data_list)
     assert data.match_classes(["x", "y", "z", "w"]).labels.tolist() == [3, 1]
+    assert data.match_classes(list("0123")).labels.tolist() == [3, 1]  # names of numbers without images are no names
+    assert caplog.text.count("its numbers count") == 2
+    with pytest.raises(DataError, match="CAT"):
+        data.match_classes(["x", "BIKE", "y", "CAT"])
+    assert ImageData(data_list, classes=np.array(list("abcd"))).classes == tuple("abcd")
+    with pytest.raises(DataError, match="nothing"):
+        ImageData(data_list, classes=[])
     assert data.match_classes(["x", "y"], open_set=True).labels.tolist() == [2, 1]
     with pytest.raises(DataError, match=r"1 class the model does not know .*the model knows 0 to 1"):
         data.match_classes(["x", "y"])

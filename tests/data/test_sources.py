@@ -124,9 +124,11 @@ def test_grey_arrays(make_picture):
 
 def test_an_array_and_its_labels_as_a_pair():
     images, labels = np.zeros((4, 8, 8), np.uint8), torch.tensor([0, 1, 1, 2])
-    for data in (ImageData((images, labels)), ImageData(images, labels)):
+    for data in (ImageData((images, labels)), ImageData((images, labels.tolist())), ImageData(images, labels)):
         assert (len(data), data.labels.tolist()) == (4, [0, 1, 1, 2])
     assert len(ImageData((images[0], images[1]))) == 2  # two pictures
+    with pytest.raises(DataError, match="4 images but 3 labels"):
+        ImageData((images, labels[:3]))
     with pytest.raises(DataError, match="empty"):
         ImageData("")
 

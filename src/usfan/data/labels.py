@@ -110,7 +110,9 @@ def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Ten
     """
     K = len(classes)
     place = {canonical(name): i for i, name in enumerate(classes)}
-    by_name = own.named and not (own.guessed and place.keys().isdisjoint(map(canonical, own.classes)))
+    folded = {name.casefold(): name for name in classes}
+    present = [own.classes[i].casefold() for i in own.labels.unique().tolist()]
+    by_name = own.named and not (own.guessed and folded.keys().isdisjoint(present))
     if by_name:
         target = [place.get(canonical(name), K) for name in own.classes]
     else:
@@ -118,10 +120,11 @@ def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Ten
     labels = torch.tensor(target, dtype=torch.long)[own.labels]
     if by_name and own.guessed and bool((labels != own.labels.clamp(max=K)).any()):
         log.warning("%s numbers its classes otherwise than the model: the names of its folders count", what)
+    if own.guessed and not by_name:
+        log.warning("%s lies in folders that are not named as the model's classes: its numbers count", what)
     unknown = [own.classes[i] for i in own.labels[labels == K].unique().tolist()]
     if unknown and not open_set:
         hint = "check the folder names" if by_name else f"check the labels (the model knows 0 to {K - 1})"
-        folded = {name.casefold(): name for name in classes}
         meant = [f"{name} for {folded[name.casefold()]}" for name in unknown if name.casefold() in folded]
         if by_name and meant:
             raise DataError(f"{what} has {some(meant)}: class names must have the case that the model's have")

@@ -109,7 +109,7 @@ def _labels(entries: list[Entry], paths: list[str], classes: Sequence[str] | Non
             raise DataError(f"{shown}, line {entry.line}: the label {word} is not between 0 and {MAX_CLASSES - 1}")
     numbers = [int(word) for word in words]
     names = _folder_names(numbers, paths) if classes is None else None
-    return from_numbers(numbers, classes or names, shown)._replace(guessed=names is not None)
+    return from_numbers(numbers, names if classes is None else classes, shown)._replace(guessed=names is not None)
 
 
 def _folder_names(numbers: list[int], paths: list[str]) -> list[str] | None:

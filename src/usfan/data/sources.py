@@ -212,12 +212,14 @@ def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, ro
 
 
 def _is_pair(source: Any) -> bool:
-    """Whether these are images and their labels, as two arrays."""
-    arrays = (np.ndarray, torch.Tensor)
-    if not isinstance(source, tuple) or len(source) != 2 or not all(isinstance(part, arrays) for part in source):
+    """Whether these are images and their labels: an array of pictures, and a row of numbers or names."""
+    if not isinstance(source, tuple) or len(source) != 2 or not isinstance(source[0], (np.ndarray, torch.Tensor)):
         return False
     images, labels = source
-    return images.ndim >= 3 and labels.ndim == 1 and len(images) == len(labels)
+    row = getattr(labels, "ndim", 0) == 1 or (
+        isinstance(labels, (list, tuple)) and all(isinstance(label, (int, str)) for label in labels)
+    )
+    return images.ndim >= 3 and row
 
 
 def _is_paths(source: Any) -> bool:

@@ -141,6 +141,8 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
     with torch.no_grad():
         try:
             before = module(example)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # the module's own
             module.train(was_training)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -172,19 +174,35 @@ def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) ->
 
 
 def lay_out(classifier: Classifier, example: Tensor) -> Classifier:
-    """Lays it out with the channels last, where it runs like that: a foreign module may `view` what lies otherwise."""
-    classifier = classifier.to(memory_format=torch.channels_last)
+    """Lays it out with the channels last; a foreign module, which may `view` what lies otherwise, only where it gives
+    the same for an example of random pixels, and can train on it."""
     if not isinstance(classifier, WrappedClassifier):
-        return classifier
-    was_training = classifier.training
-    try:
-        with torch.no_grad():
-            classifier.eval()(example.contiguous(memory_format=torch.channels_last))
-        classifier.channels_last = True
-    except RuntimeError:
-        classifier.channels_last = False
+        return classifier.to(memory_format=torch.channels_last)
+    was_training, kept = classifier.training, [buffer.clone() for buffer in classifier.buffers()]
+    devices = [example.device] if example.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        example = torch.rand_like(example)
+        expected = classifier.eval()(example)
+        classifier = classifier.to(memory_format=torch.channels_last)
+        classifier.channels_last = runs_laid_out(classifier, example, expected)
+    for buffer, before in zip(classifier.buffers(), kept, strict=True):
+        buffer.copy_(before)
+    if not classifier.channels_last:
         plain_layout(classifier)
     return classifier.train(was_training)
+
+
+def runs_laid_out(classifier: Classifier, example: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+    example = example.contiguous(memory_format=torch.channels_last)
+    try:
+        found = classifier.eval()(example)
+        classifier.train()(example)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the module's own
+        return False
+    pairs = zip(found, expected, strict=True)
+    return all(bool((a - b).abs().max() <= 1e-2 * b.abs().max() + 1e-6) for a, b in pairs)  # TF32 rounds to 1e-3
 
 
 def plain_layout(module: nn.Module) -> None:

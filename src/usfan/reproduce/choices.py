@@ -21,6 +21,9 @@ def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:
     if names is None:
         return found.pairs
+    from usfan.reproduce.command import each_once
+
+    each_once("task", names)
     by_name = {f"{s}-{t}": (s, t) for s, t in found.pairs}
     for name in names:
         if name not in by_name:

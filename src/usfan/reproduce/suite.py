@@ -17,7 +17,6 @@ import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
-from usfan.adaptation.methods import METHODS, find_method
 from usfan.config import AdaptConfig, make_config
 from usfan.data.benchmark import Benchmark, Found
 from usfan.data.cache import PixelStore, open_store
@@ -30,7 +29,7 @@ from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
 from usfan.reproduce.choices import chosen_pairs, commit, take_jobs
-from usfan.reproduce.command import take_seeds
+from usfan.reproduce.command import take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
@@ -88,9 +87,7 @@ class Suite:
             raise ConfigError(f"{benchmark.title}: pass --data ROOT; the data set is published at {benchmark.homepage}")
         counts, classes = (bool(settings.pop(name, False)) for name in ("allow_counts", "allow_classes"))
         found = check(benchmark, settings.pop("data"), allow_counts=counts, allow_classes=classes)
-        methods = tuple(settings.pop("methods", METHODS))
-        for method in methods:
-            find_method(method)
+        methods = take_methods(settings)
         seeds = tuple(take_seeds(settings, benchmark.recipe.seeds))
         pairs = chosen_pairs(found, settings.pop("pairs", None))
         source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}

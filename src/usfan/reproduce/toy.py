@@ -203,7 +203,7 @@ def reproduce_toy(
     metrics = run_toy(SEEDS if seeds is None else seeds, out=out, methods=METHODS if methods is None else methods)
     Console().print(table(metrics))
     seconds = time.perf_counter() - started
-    Console(stderr=True).print(f"{out}: metrics.json, and the picture ({seconds:.0f} s)", markup=False)
+    Console(stderr=True).print(f"{out}: figures, log and picture ({seconds:.0f} s)", markup=False)
     return metrics
 
 
