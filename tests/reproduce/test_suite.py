@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from lookalikes import make
 from small_runs import TINY, usfan
@@ -84,7 +85,11 @@ def test_a_finished_cell_is_never_run_twice(digits, tmp_path, capsys):
     files = [*(out / "cells").iterdir(), *(out / "models").rglob("*.safetensors")]
     times = {file: file.stat().st_mtime_ns for file in files}
     table = (out / "table.md").read_bytes()
+    cells = len((out / "log.jsonl").read_text().splitlines())
+    assert cells == len(list((out / "cells").glob("*.json")))
     (out / "cells" / "u-sfan_U-M_0.json").unlink()
+    with open(out / "log.jsonl", "a") as log:
+        log.write('{"event": "ce')  # a machine that stopped in the middle
     capsys.readouterr()
     assert reproduce("digits", digits, out, *methods) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
@@ -93,7 +98,14 @@ def test_a_finished_cell_is_never_run_twice(digits, tmp_path, capsys):
     changed = {file.name for file in files if file.stat().st_mtime_ns != times[file]}
     assert changed == {"u-sfan_U-M_0.json", "u-sfan_U-M_0.safetensors"}
     assert (out / "table.md").read_bytes() == table
+    events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert len(events) == cells + 1
+    assert (events[-1]["method"], events[-1]["task"]) == ("u-sfan", "U→M")
+    assert (out / "metrics.json").read_bytes() == (out / "table.json").read_bytes()
     assert reproduce("digits", digits, out, "--methods", "source-only", "shot", "u-sfan") == 0  # one more method
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert (settings["benchmark"], settings["methods"]) == ("digits", ["source-only", "shot", "u-sfan"])
+    assert usfan("reproduce", "digits", "--config", out / "config.yaml", "--out", out, *TINY) == 0
     assert "| shot |" in (out / "table.md").read_text()
 
 

@@ -33,6 +33,7 @@ from usfan.reproduce.command import take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
+from usfan.run import mend_log
 from usfan.runtime import Runtime
 from usfan.source import train_source
 
@@ -108,6 +109,7 @@ class Suite:
         given = {k: str(v) if isinstance(v, Path) else v for k, v in self.given.items()}
         config = {"command": "reproduce", "benchmark": self.benchmark.name, **given}
         write_text(self.out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        mend_log(self.out / "log.jsonl")
         with LiveTable(self) as live:
             if self.jobs > 1:
                 from usfan.reproduce.jobs import run_jobs
