@@ -74,21 +74,25 @@ def main() -> None:
         parser.error(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")
     if options.threads:
         torch.set_num_threads(options.threads)
-    console, results = Console(), {}
+    console = Console()
+    results: dict[str, list[Row]] = {}
     for name in options.suites or SUITES:
-        rows: list[Row] = []
+        rows = results[name] = []
         with console.status(name) as status:
             for row in SUITES[name]():
                 rows.append(row)
+                if options.out:
+                    save(options.out, results)
                 print(row.group, row.case, row.value, row.unit, row.note, flush=True)
                 status.update(f"{name}: {row.group}, {row.case}")
         console.print(table(name, rows))
-        results[name] = [asdict(row) for row in rows]
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(
-            json.dumps({"machine": machine(), "suites": results}, indent=2, ensure_ascii=False) + "\n"
-        )
+
+
+def save(path: Path, results: dict[str, list[Row]]) -> None:
+    """After every row: a run that is cut off keeps what it has."""
+    suites = {name: [asdict(row) for row in rows] for name, rows in results.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "suites": suites}, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

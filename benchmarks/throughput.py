@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from measure import Row
+from usfan import engine
 from usfan.adaptation import adapt as loop
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.settings import resolve_defaults
@@ -84,6 +85,9 @@ def of_backbone(backbone: str, data: ImageData, store: PixelStore, graph: Runtim
         wanted = least if name == "u-sfan" else None
         note = f"{100 * speed / top:.0f} % of the ceiling, peak {memory:.1f} GB"
         yield Row(backbone, name, speed, "images/s", speed / plain, wanted=wanted, note=note)
+    with torchs_norms():
+        speed, memory, _ = steady(Adaptation, source, store, graph, "u-sfan")
+    yield Row(backbone, "u-sfan without compile, BatchNorm by torch", speed, "images/s", speed / plain)
     if least:
         with channels_first():
             speed, memory, _ = steady(Adaptation, source, store, graph, "u-sfan")
@@ -109,6 +113,17 @@ def steady(
     torch.cuda.synchronize()
     images = TIMED_EPOCHS * run.batches * config.batch_size
     return images / (time.perf_counter() - began), torch.cuda.max_memory_allocated() / 1e9, warm
+
+
+class torchs_norms:
+    """Within it, BatchNorm runs in torch's own kernels."""
+
+    def __enter__(self) -> None:
+        self.before = engine.fuse_norms
+        engine.fuse_norms = lambda *_: None
+
+    def __exit__(self, *_: Any) -> None:
+        engine.fuse_norms = self.before
 
 
 class channels_first:

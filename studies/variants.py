@@ -20,6 +20,7 @@ from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_fea
 from usfan.adaptation.weights import divide_by_mean
 from usfan.data.views import keyed_uniform
 from usfan.engine import forward
+from usfan.models.classifier import Classifier
 from usfan.models.model import Outputs
 from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
@@ -46,8 +47,8 @@ class PosteriorObjective(Adaptation):
 class SmoothCertainty(Adaptation):
     """Certainty of the mean posterior predictive of a sample and its ten nearest neighbours."""
 
-    def outputs(self) -> Outputs:
-        found = super().outputs()
+    def outputs(self, source: Classifier | None = None) -> Outputs:
+        found = super().outputs(source)
         places, similar = nearest_neighbours(found.features, 10)
         around = neighbour_targets(places, similar, found.posterior_probs, torch.ones_like(found.probs[:, 0]))
         return dataclasses.replace(found, posterior_probs=(found.posterior_probs + 10 * around) / 11)
@@ -56,8 +57,8 @@ class SmoothCertainty(Adaptation):
 class SpreadCertainty(Adaptation):
     """Certainty of the posterior predictive after it spread over the graph of neighbours."""
 
-    def outputs(self) -> Outputs:
-        found = super().outputs()
+    def outputs(self, source: Classifier | None = None) -> Outputs:
+        found = super().outputs(source)
         places, similar = nearest_neighbours(found.features, 10)
         spread = propagate(places, similar, found.posterior_probs, certainty_weights(found.posterior_probs))
         return dataclasses.replace(found, posterior_probs=spread)
@@ -299,6 +300,16 @@ VARIANTS = (
     Variant("u-sfan settled", "u-sfan", "balanced, memory, BatchNorm settled first", DEFAULT, SettledFirst),
     Variant("u-sfan default annealed", "u-sfan", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
     Variant("u-sfan+ default annealed", "u-sfan+", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
+    Variant("u-sfan default full GGN", "u-sfan", "balanced, memory, no Kronecker factors", DEFAULT, full=True),
+    Variant("u-sfan default τ 1", "u-sfan", "balanced, memory, temperature 1", {**DEFAULT, "temperature": 1.0}),
+    Variant("u-sfan default epistemic", "u-sfan", "exp(−mutual information)", {**DEFAULT, "certainty": "epistemic"}),
+    Variant("u-sfan+ default weighted CE", "u-sfan+", "both losses", {**DEFAULT, "weigh_pseudo_labels": True}),
+    Variant(
+        "u-sfan+ default posterior centroid",
+        "u-sfan+",
+        "balanced, memory, centroids from the posterior predictive",
+        {**DEFAULT, "pseudo_label_source": "posterior-centroid"},
+    ),
     Variant("u-sfan own", "u-sfan", "what the program chooses", OWN),
     Variant("u-sfan+ own", "u-sfan+", "what the program chooses", OWN),
     Variant("u-sfan+ balanced", "u-sfan+", "mean 1 within each predicted class", {"balance": True}),

@@ -233,15 +233,15 @@ def test_a_pass_that_runs_out_of_memory_takes_halves(monkeypatch: pytest.MonkeyP
 
     classifier, store = small_classifier(), small_store()
     expected = forward_store(classifier, store, SPEC, CPU)
-    plain, sizes = engine.forward, []
+    plain, sizes = engine.extract, []
 
-    def crowded(classifier: Classifier, images: Tensor, runtime: Runtime, **options: bool) -> tuple[Tensor, Tensor]:
+    def crowded(classifier: Classifier, images: Tensor, runtime: Runtime, **options: bool) -> Tensor:
         sizes.append(len(images))
         if len(images) > 10:
             raise torch.OutOfMemoryError("no room")
         return plain(classifier, images, runtime, **options)
 
-    monkeypatch.setattr(engine, "forward", crowded)
+    monkeypatch.setattr(engine, "extract", crowded)
     found = forward_store(classifier, store, SPEC, CPU)
     assert sizes == [30, 15, 8, 7, 15, 8, 7]
     for one, other in zip(found, expected, strict=True):

@@ -89,7 +89,7 @@ def test_captured_adaptation_is_eager_adaptation(settings: dict, captures: list[
     options = {"method": "u-sfan+", "epochs": 2, "batch_size": 32, "guard": False, **settings}
     eager = adapt(source, target, runtime=exact(), **options)
     fast = adapt(source, target, runtime=exact("graph"), **options)
-    assert captures == [32]
+    assert sorted(captures) == [32, 64]  # the step, and the batch of a pass
     assert largest_difference(eager, fast) < 1e-5
     assert largest_difference(eager, source) > 1e-3
     assert torch.equal(eager.passes.after.probs.argmax(1), fast.passes.after.probs.argmax(1))
@@ -169,6 +169,7 @@ def test_files_that_are_no_plain_jpegs_are_the_cpus_on_the_gpu_too(tmp_path: Pat
     assert [Path(path).name for path in data.unreadable] == ["05.png"]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 def test_compiled_crops_are_the_eager_ones() -> None:
     engine = start_runtime(RuntimeConfig(device="cuda"))
     pixels = torch.randint(0, 256, (40, 3, 64, 64), dtype=torch.uint8, device=CUDA)
@@ -178,6 +179,7 @@ def test_compiled_crops_are_the_eager_ones() -> None:
     torch.testing.assert_close(feeder.view(samples, compiled=True), feeder.view(samples), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 def test_a_compiled_pass_is_the_eager_one() -> None:
     engine = exact()
     settings = {"backbone": "resnet18", "pretrained": "none", "epochs": 1, "batch_size": 64}

@@ -14,19 +14,22 @@ from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, normalised_centres, normalised_crops, statistics, test_view, train_view
 from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier, lay_out, plain_layout
+from usfan.models.fused_norm import fuse_norms, plain_norms
 from usfan.models.stem import block_stems, plain_stems
 from usfan.progress import bar
 from usfan.run import Checkpoint, RunFolder
 from usfan.runtime import Runtime, permutation
+from usfan.stepper import Stepper, worth_capturing
 
 log = logging.getLogger(__name__)
 
 WORTH_COMPILING = 30_000
 """Steps from which compiling pays under compile="auto"."""
-PASS_BATCH = {"cuda": 256, "cpu": 64}
-"""Batch size of a pass over a data set; on a CPU larger ones are slower."""
-LEFT_OVER = 64
-"""Batch size of what is left after the whole batches of a pass: the recipe's, which is set up for training anyway."""
+PASS_BATCH = 64
+"""Batch size of a pass over a data set: the recipe's, which a GPU has set up for training anyway (a new size costs
+seconds). On a CPU larger ones are slower."""
+COMPILED_PASS_BATCH = 256
+"""About the same of a compiled pass, which sets up its own."""
 SMALL_PICTURES = 64
 """Side of the pictures up to which pooling is most of a network's time."""
 TRY_KERNELS = False
@@ -104,25 +107,26 @@ def forward(
     classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(features, logits) in float32, whatever the precision of the network."""
+    features = extract(classifier, images, runtime, compiled=compiled)
+    return features, classifier.head(features)
+
+
+def extract(classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Tensor:
+    """Features in float32."""
     if runtime.device.type == "cuda":
         images = images.contiguous(memory_format=torch.channels_last) if classifier.channels_last else images
         torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
     with runtime.autocast():
         features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
-    features = features.float()
-    return features, classifier.head(features)
+    return features.float()
 
 
-def prepare(
-    classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False, compiled: bool = False
-) -> Classifier:
+def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False) -> Classifier:
     """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
-    the global batch. `after_steps` undoes what a model that is given away must not show."""
+    the global batch."""
     classifier = classifier.to(runtime.device)
     if runtime.device.type == "cuda" or (steps and faster_laid_out(classifier, spec)):
         classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
-    if compiled and classifier.channels_last:
-        block_stems(classifier)
     if runtime.world > 1:
         from usfan.models.sync_norm import sync_batch_norms
 
@@ -130,10 +134,22 @@ def prepare(
     return classifier
 
 
+def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> bool:
+    """Give it layers that a GPU computes faster, as far as so many steps pay for them; whether to compile as well.
+    `after_steps` takes them back."""
+    compiled = worth_compiling(runtime, steps)
+    if compiled and classifier.channels_last:
+        block_stems(classifier)
+    elif classifier.channels_last and worth_capturing(runtime, steps):
+        fuse_norms(classifier, runtime.device, torch.bfloat16 if runtime.precision == "bf16" else torch.float32)
+    return compiled
+
+
 def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
     """In test mode, with its own layers, and on a CPU laid out as it will be when it is loaded again: the same bits
     come out of it."""
     plain_stems(classifier)
+    plain_norms(classifier)
     if runtime.device.type == "cpu":
         plain_layout(classifier)
     return classifier.eval()
@@ -196,63 +212,70 @@ def forward_store(
     rows: Tensor | None = None,
     batch_size: int | None = None,
     compiled: bool = False,
+    replay: Stepper | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device. `progress`
-    is told of the images of each batch."""
+    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device. `replay` is
+    the `replayed_pass` of this classifier and store; `progress` is told of the images of each batch."""
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
-    compiled = compiled and batch_size is None and len(rows) >= LEFT_OVER
-    batch_size = batch_size or PASS_BATCH.get(runtime.device.type, 256)
+    compiled = compiled and batch_size is None and len(rows) >= PASS_BATCH
     if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
-        batch_size = -(-len(rows) // max(1, round(len(rows) / batch_size)))
+        batch_size = -(-len(rows) // max(1, round(len(rows) / COMPILED_PASS_BATCH)))
+    batch_size = batch_size or PASS_BATCH
     weight, _ = classifier.head_tensors()
     features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
-    for start, size in pass_spans(len(rows), batch_size, runtime, alike=compiled)[runtime.rank :: runtime.world]:
-        batch = rows[start : start + size]
-        padded = torch.cat([batch, batch[-1:].expand(size - len(batch))])
-        found = pass_batch(classifier, store, padded, spec, runtime, compiled=compiled)
-        for table, part in zip((features, logits), found, strict=True):
-            table[start : start + len(batch)] = part[: len(batch)]
+    for start in range(0, len(rows), batch_size)[runtime.rank :: runtime.world]:
+        batch = rows[start : start + batch_size]
+        here = slice(start, start + len(batch))
+        if runtime.device.type == "cuda":  # a size that is new costs seconds: the last batch is filled up
+            batch = torch.cat([batch, batch[-1:].expand(batch_size - len(batch))])
+        found = replay(batch) if replay else pass_batch(classifier, store, batch, spec, runtime, compiled=compiled)
+        features[here] = found[: here.stop - start]
+        logits[here] = classifier.head(found)[: here.stop - start]
         if progress is not None:
-            progress(len(batch))
+            progress(here.stop - start)
     if runtime.world > 1:  # each process filled its own rows
         features, logits = runtime.total(features), runtime.total(logits)
     return features, logits
 
 
+def replayed_pass(
+    classifier: Classifier, store: PixelStore, spec: InputSpec, runtime: Runtime, steps: int, *, compiled: bool
+) -> Stepper | None:
+    """The batches of passes that go on while `classifier` learns, captured as the step is. Only pixels that lie on the
+    GPU can be gathered so."""
+    if store.pixels.device.type != "cuda":
+        return None
+
+    def batch(rows: Tensor) -> Tensor:
+        return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)
+
+    return Stepper(batch, runtime, steps, classifier)
+
+
 def pass_batch(
-    classifier: Classifier, store: PixelStore, rows: Tensor, spec: InputSpec, runtime: Runtime, *, compiled: bool
-) -> tuple[Tensor, Tensor]:
-    """One batch of a pass; where memory runs out, in halves."""
+    classifier: Classifier,
+    store: PixelStore,
+    rows: Tensor,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    compiled: bool = False,
+) -> Tensor:
+    """Features of one batch of a pass; where memory runs out, in halves."""
     try:
         if compiled and store.pixels.device.type == runtime.device.type:
             numbers = statistics(spec, runtime.device)
             images = compiled_centres()(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
         else:
             images = test_view(store.batch(rows, runtime.device), spec)
-        return forward(classifier, images, runtime, compiled=compiled)
+        return extract(classifier, images, runtime, compiled=compiled)
     except torch.OutOfMemoryError:
         if len(rows) < 2:
             raise
         log.warning("the GPU ran out of memory on a batch of %d images: trying halves", len(rows))
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
-    halves = [
-        pass_batch(classifier, store, part, spec, runtime, compiled=False) for part in rows.split(-(-len(rows) // 2))
-    ]
-    return torch.cat([f for f, _ in halves]), torch.cat([z for _, z in halves])
-
-
-def pass_spans(count: int, batch_size: int, runtime: Runtime, *, alike: bool = False) -> list[tuple[int, int]]:
-    """(start, size) of the batches of a pass, all of one size where they must be `alike`. On a GPU a size that is new
-    costs seconds: what is left after the whole batches goes in batches of 64, the last one filled up. Elsewhere the
-    last batch is as small as it comes."""
-    if alike:
-        return [(start, batch_size) for start in range(0, count, batch_size)]
-    whole = count - count % batch_size
-    spans = [(start, batch_size) for start in range(0, whole, batch_size)]
-    if runtime.device.type != "cuda":
-        return spans + ([(whole, count - whole)] if whole < count else [])
-    return spans + [(start, LEFT_OVER) for start in range(whole, count, LEFT_OVER)]
+    return torch.cat([pass_batch(classifier, store, part, spec, runtime) for part in rows.split(-(-len(rows) // 2))])

@@ -26,14 +26,13 @@ from usfan.engine import (
     load_checkpoint,
     prepare,
     set_mode,
-    worth_compiling,
+    speed_up,
 )
 from usfan.errors import DataError
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
 from usfan.models.model import SourceModel, as_images
 from usfan.models.small_backbones import SMALL_BACKBONES
-from usfan.models.stem import block_stems
 from usfan.optimiser import Optimiser
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
@@ -144,9 +143,7 @@ class Training:
         self.steps = self.batches * config.epochs
         self.optimiser = Optimiser(classifier, config, self.steps, runtime, head=True)
         self.feeder = Feeder(store, spec, config.seed, runtime)
-        self.compiled = worth_compiling(runtime, self.steps)
-        if self.compiled:
-            block_stems(classifier)
+        self.compiled = speed_up(classifier, runtime, self.steps)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
         self.best_state: dict[str, Tensor] = {}

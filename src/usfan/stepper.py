@@ -24,6 +24,10 @@ WORTH_CAPTURING = 50
 """Steps from which capturing pays under compile="auto"."""
 
 
+def worth_capturing(runtime: Runtime, steps: int) -> bool:
+    return runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
+
+
 class Stepper:
     """Calls `step(*inputs)`; on a GPU, where it pays, replays it as a CUDA graph, one per batch size.
 
@@ -33,7 +37,7 @@ class Stepper:
     def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int, module: nn.Module) -> None:
         self.plain_step, self.device, self.module = step, runtime.device, module
         self.offload, self.world = False, runtime.world
-        self.capture = runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
+        self.capture = worth_capturing(runtime, steps)
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
 

@@ -34,8 +34,9 @@ from usfan.engine import (
     forward_store,
     load_checkpoint,
     prepare,
+    replayed_pass,
     set_mode,
-    worth_compiling,
+    speed_up,
 )
 from usfan.errors import DataError
 from usfan.evaluation.validators import validate
@@ -99,8 +100,8 @@ class Adaptation:
         self.epochs = config.epochs if self.method.adapts else 0
         self.batches = count_batches(len(store), config.batch_size)
         self.steps = self.batches * self.epochs
-        self.compiled = worth_compiling(runtime, self.steps)
         self.classifier = self.source_copy()
+        self.compiled = speed_up(self.classifier, runtime, self.steps)
         self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
         self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
@@ -110,6 +111,8 @@ class Adaptation:
         beta = torch.zeros((), device=runtime.device)
         self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
+        passed = (self.classifier, store, source.spec, runtime, self.steps)
+        self.replay = replayed_pass(*passed, compiled=self.compiled)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set, neighbourly=not config.open_set)
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
@@ -135,7 +138,7 @@ class Adaptation:
             self.classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
             outputs = self.outputs()
         if before is None:
-            before = self.source_outputs()
+            before = self.outputs(self.source_copy())
         return self.finished(kept, before, outputs, time.perf_counter() - started)
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
@@ -172,25 +175,18 @@ class Adaptation:
             Passes(before, after, self.store.kept, tuple(self.store.skipped), tuple(self.path)),
         )
 
-    def outputs(self) -> Outputs:
+    def outputs(self, source: Classifier | None = None) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; validators, weights, pseudo-labels share it."""
+        classifier, replay = (self.classifier, self.replay) if source is None else (source, None)
         features, logits = forward_store(
-            self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled
+            classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled, replay=replay
         )
         probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
     def source_copy(self) -> Classifier:
         copied = copy.deepcopy(self.source.classifier)
-        steps = self.method.adapts
-        return prepare(copied, self.source.spec, self.runtime, steps=steps, compiled=self.compiled)
-
-    def source_outputs(self) -> Outputs:
-        own = self.classifier
-        self.classifier = self.source_copy()
-        outputs = self.outputs()
-        self.classifier = own
-        return outputs
+        return prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
 
     def refresh(self, epoch: int) -> Outputs:
         """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""
@@ -201,7 +197,7 @@ class Adaptation:
             self.guidance.refresh(outputs, self.method, self.config)  # else the guard sees it, or the end does
         source = self.guard.source
         if source is None:
-            source = outputs if epoch == 0 else self.source_outputs()
+            source = outputs if epoch == 0 else self.outputs(self.source_copy())
             self.guard.see_source(source)
             self.warn_of_missing_classes(source)
         figures = validate(
