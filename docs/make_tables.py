@@ -134,13 +134,13 @@ def shift_table(name: str = "office31-shift.json") -> str:
 def plain_table() -> str:
     rows = load("office31-plain.json")["rows"]
     lines = []
-    for task in dict.fromkeys(r["task"] for r in rows):
-        line = [f"{task[0]}→{task[1]}"]
+    for task, commit in dict.fromkeys((r["task"], r["commit"]) for r in rows):
+        line = [f"{task[0]}→{task[1]}", commit]
         for path in ("fast", "plain"):
-            each = [r["accuracy"] for r in rows if (r["task"], r["path"]) == (task, path)]
-            line += [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"]
+            each = [r["accuracy"] for r in rows if (r["task"], r["commit"], r["path"]) == (task, commit, path)]
+            line += [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"] if each else ["–", "–"]
         lines.append(line)
-    return markdown(["task", "fast, by seed", "mean", "plain, by seed", "mean"], lines)
+    return markdown(["task", "commit", "fast, by seed", "mean", "plain, by seed", "mean"], lines)
 
 
 def closed_set_table() -> str:
@@ -290,7 +290,8 @@ def guarded_rows() -> list[dict]:
     rows = [r for name in GUARDED for r in load(name)["rows"]]
     office = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
     rows += [{**r, "data": "office31", "task": "all tasks", "setting": "default"} for r in office]
-    return rows + [{**r, "task": "some tasks"} for r in load("guard-office31.json")["rows"]]
+    rows += [{**r, "task": "some tasks"} for r in load("guard-office31.json")["rows"]]
+    return rows + [{**r, "task": "six tasks"} for r in load("guard-office31-six.json")["rows"]]
 
 
 def kept_epoch(row: dict, *, neighbourly: bool = True) -> int:
@@ -300,11 +301,12 @@ def kept_epoch(row: dict, *, neighbourly: bool = True) -> int:
     path = row["path"]
     knowledge = path["information_maximization"][0] / math.log(CLASSES[row["data"]])
     guard = Guard(enabled=True, neighbourly=neighbourly and knowledge >= INFORMED)
+    guard.classes = CLASSES[row["data"]]
     names = [name for name in path if name != "accuracy"]
     for epoch in range(len(path["accuracy"])):
         guard.validators[epoch] = {name: path[name][epoch] for name in names}
         guard.best, guard.latest = epoch if guard.prefers(epoch) else guard.best, epoch
-    doubt = guard.distrust(guard.validators[guard.best], knowledge) or guard.torn()
+    doubt = guard.distrust(guard.validators[guard.best], knowledge) or guard.torn() or guard.scattering()
     return guard.best if doubt is None else 0
 
 
@@ -340,9 +342,9 @@ def guard_table(rows: list[dict] | None = None) -> str:
     return markdown(header, lines)
 
 
-def fresh_guard_table() -> str:
-    """Runs made after the rule was fixed."""
-    return guard_table(load("guard-fresh.json")["rows"])
+def fresh_guard_table(name: str = "guard-fresh.json") -> str:
+    """Runs made after rules were fixed."""
+    return guard_table(load(name)["rows"])
 
 
 def digits_memory_table() -> str:
@@ -369,10 +371,8 @@ def digits_open_table() -> str:
 
 def throughput_table() -> str:
     saved = load("throughput.json")
-    rows = saved["suites"]["throughput"]
-    rows += [r for r in saved["earlier"]["throughput"] if "lite0" in r["group"]]
     lines = []
-    for row in rows:
+    for row in saved["suites"]["throughput"]:
         value = f"{row['value']:,.0f} {row['unit']}"
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.1f}"
         lines.append([f"{row['group']}: {row['case']}", value, ratio, row["note"]])
@@ -417,6 +417,7 @@ TABLES = {
     "throughput": throughput_table,
     "guard": guard_table,
     "guard-fresh": fresh_guard_table,
+    "guard-blind": functools.partial(fresh_guard_table, "guard-blind.json"),
     **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
@@ -427,6 +428,7 @@ TABLES = {
     "office31-shift": shift_table,
     "digits-shift": functools.partial(shift_table, "digits-shift.json"),
     "office31-plain": plain_table,
+    "office31-search-one": functools.partial(search_table, "office31-search-one.json"),
     "digits": digits_table,
     "toy": toy_table,
 }

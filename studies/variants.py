@@ -18,10 +18,12 @@ from usfan.adaptation.loss import Objective
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
 from usfan.adaptation.weights import divide_by_mean
+from usfan.config import AdaptConfig
+from usfan.data.cache import PixelStore
 from usfan.data.views import keyed_uniform
 from usfan.engine import forward
 from usfan.models.classifier import Classifier
-from usfan.models.model import Outputs
+from usfan.models.model import Outputs, SourceModel
 from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
 
@@ -151,6 +153,22 @@ class SettledFirst(Adaptation):
         if epoch == 0:
             self.settle_statistics()
         return super().refresh(epoch)
+
+
+class SettledAnnealed(AnnealedWeights, SettledFirst):
+    """Both."""
+
+
+class LateLabels(Adaptation):
+    """Pseudo-labels from the second third of the run on: before, features have hardly moved, and more are wrong."""
+
+    def __init__(self, source: SourceModel, store: PixelStore, config: AdaptConfig, *given: Any) -> None:
+        late = dataclasses.replace(config, pseudo_label_warmup=config.epochs // 3)
+        super().__init__(source, store, late, *given)
+
+
+class SettledLate(LateLabels, SettledFirst):
+    """Both."""
 
 
 class MixedViews(Adaptation):
@@ -300,6 +318,17 @@ VARIANTS = (
     Variant("u-sfan settled", "u-sfan", "balanced, memory, BatchNorm settled first", DEFAULT, SettledFirst),
     Variant("u-sfan default annealed", "u-sfan", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
     Variant("u-sfan+ default annealed", "u-sfan+", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
+    Variant("u-sfan settled annealed", "u-sfan", "balanced, memory, settled, power 2 to 0", DEFAULT, SettledAnnealed),
+    Variant("u-sfan+ settled annealed", "u-sfan+", "balanced, memory, settled, power 2 to 0", DEFAULT, SettledAnnealed),
+    Variant("u-sfan+ late labels", "u-sfan+", "balanced, memory, pseudo-labels after a third", DEFAULT, LateLabels),
+    Variant("u-sfan+ settled late", "u-sfan+", "balanced, memory, settled, the same", DEFAULT, SettledLate),
+    Variant("shot late labels", "shot", "pseudo-labels after a third", {}, LateLabels),
+    Variant("u-sfan own annealed", "u-sfan", "power 2 to 0", OWN, AnnealedWeights),
+    Variant("u-sfan own settled", "u-sfan", "BatchNorm settled first", OWN, SettledFirst),
+    Variant("u-sfan own settled annealed", "u-sfan", "both", OWN, SettledAnnealed),
+    Variant("u-sfan+ own settled", "u-sfan+", "BatchNorm settled first", OWN, SettledFirst),
+    Variant("u-sfan+ own late labels", "u-sfan+", "pseudo-labels after a third", OWN, LateLabels),
+    Variant("u-sfan+ own settled late", "u-sfan+", "both", OWN, SettledLate),
     Variant("u-sfan default full GGN", "u-sfan", "balanced, memory, no Kronecker factors", DEFAULT, full=True),
     Variant("u-sfan default τ 1", "u-sfan", "balanced, memory, temperature 1", {**DEFAULT, "temperature": 1.0}),
     Variant("u-sfan default epistemic", "u-sfan", "exp(−mutual information)", {**DEFAULT, "certainty": "epistemic"}),

@@ -28,8 +28,10 @@ WORTH_COMPILING = 30_000
 PASS_BATCH = 64
 """Batch size of a pass over a data set: the recipe's, which a GPU has set up for training anyway (a new size costs
 seconds). On a CPU larger ones are slower."""
-COMPILED_PASS_BATCH = 256
-"""About the same of a compiled pass, which sets up its own."""
+LARGE_PASS_BATCH = 256
+"""About the size of a GPU's other passes: a compiled one, which sets up its own, and one that is not captured…"""
+LARGE_PASS = 16_384
+"""…over so many images."""
 SMALL_PICTURES = 64
 """Side of the pictures up to which pooling is most of a network's time."""
 TRY_KERNELS = False
@@ -222,8 +224,10 @@ def forward_store(
         rows = torch.arange(len(store), device=runtime.device)
     compiled = compiled and batch_size is None and len(rows) >= PASS_BATCH
     if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
-        batch_size = -(-len(rows) // max(1, round(len(rows) / COMPILED_PASS_BATCH)))
-    batch_size = batch_size or PASS_BATCH
+        batch_size = -(-len(rows) // max(1, round(len(rows) / LARGE_PASS_BATCH)))
+    if batch_size is None:
+        large = runtime.device.type == "cuda" and replay is None and len(rows) >= LARGE_PASS
+        batch_size = LARGE_PASS_BATCH if large else PASS_BATCH
     weight, _ = classifier.head_tensors()
     features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
     for start in range(0, len(rows), batch_size)[runtime.rank :: runtime.world]:

@@ -10,7 +10,18 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.adaptation.adapt import Adaptation, warn_once
-from usfan.adaptation.guard import ENOUGH, INFORMED, PER_CLASS, PER_PREDICTED, SCATTERED, TORN, UNSEEN, Guard
+from usfan.adaptation.guard import (
+    ENOUGH,
+    INFORMED,
+    MOVES,
+    PER_CLASS,
+    PER_PREDICTED,
+    SCATTERED,
+    TOGETHER,
+    TORN,
+    UNSEEN,
+    Guard,
+)
 from usfan.posterior.predictive import certainty_weights
 
 CLASSES = ("a", "b", "c", "d")
@@ -97,6 +108,43 @@ def test_under_partial_set_the_advice_is_not_given_again() -> None:
     reason = followed([0.7, 0.75, 0.6], [1, 2, 3], partial=True).torn()
     assert reason is not None
     assert "--partial-set" not in reason
+
+
+@pytest.mark.parametrize(
+    ("agreement", "drift", "diversity", "classes", "options", "trusted"),
+    [
+        ([0.6, 0.75], 0.3, 0.9, 31, {}, True),
+        ([0.6, 0.6 + 0.3 * (TOGETHER - 0.01)], 0.3, 0.9, 31, {}, False),
+        ([0.6, 0.6 + 0.3 * (TOGETHER + 0.01)], 0.3, 0.9, 31, {}, True),
+        ([0.98, 0.97], 0.03, 0.9, 31, {}, False),
+        ([0.98, 0.97], 0.9 * MOVES[0], 0.9, 31, {}, True),  # too few moved to tell
+        ([0.6, 0.6], 1.1 * MOVES[1], 0.9, 31, {}, True),  # the source model is wrong of most
+        ([0.97, 0.96], 0.3, 1.0, 3, {}, True),  # few classes
+        ([0.97, 0.96], 0.3, 0.3, 31, {}, True),  # or few that it predicts
+        ([0.6, 0.6], 0.3, 0.9, 31, {"partial": True}, True),
+        ([0.6, 0.6], 0.3, 0.9, 31, {"neighbourly": False}, True),
+    ],
+)
+def test_what_moves_must_come_to_its_neighbours(agreement, drift, diversity, classes, options, trusted) -> None:
+    guard = followed(agreement, [1, 2], **options)
+    guard.classes = classes
+    guard.validators[0] |= {"diversity": diversity, "drift": 0.0}
+    guard.validators[1]["drift"] = drift
+    kept = guard.finish()
+    assert kept.epoch == (1 if trusted else 0)
+    assert trusted == ("--partial-set" not in kept.reason)
+
+
+def test_a_late_end_is_judged_too() -> None:
+    """The kept epoch brought images together, the last one did not: the run as a whole is not trusted."""
+    guard = followed([0.6, 0.7, 0.65], [1, 2, 3])
+    guard.classes = 31
+    for epoch, moved in enumerate([0.0, 0.2, 0.4]):
+        guard.validators[epoch] |= {"diversity": 0.9, "drift": moved}
+    assert guard.best == 1
+    assert guard.gain_per_move(1) == pytest.approx(0.5)
+    assert guard.gain_per_move(2) == pytest.approx(0.125)
+    assert guard.finish().epoch == 0
 
 
 def test_a_collapse_is_not_taken_for_torn_neighbours() -> None:

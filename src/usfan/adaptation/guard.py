@@ -14,6 +14,10 @@ not kept, whatever its information; and where the run ends `TORN` under the sour
 not asked in open set, where unknown images are spread on purpose; nor where there are too few images for a class to be
 its own neighbours; nor where the source model says nearly the same of every image, and neighbours agree for that.
 
+An image that changes its class for good comes to its neighbours: where adaptation works on many classes, each one that
+moves brings 0.3 to 0.7 of agreement. Where it brings less than `TOGETHER`, the source model is kept. It must be a
+witness here too: not where most images move, nor where it sees few classes, which agree by chance.
+
 Where the source model sees not one image of a quarter of its classes, they may be missing, or it may be weak. No figure
 was found that tells which, so the guard warns, and leaves it to the user.
 """
@@ -42,7 +46,13 @@ MOVED = 0.05
 SCATTERED = 0.02
 """How far an iterate's agreement of neighbours may lie under the highest so far…"""
 TORN = 0.03
-"""…and the last one's under the source model's. Both are asked…"""
+"""…and the last one's under the source model's."""
+TOGETHER = 0.2
+"""Least agreement that an image which changed its class must bring, on average…"""
+MOVES = (0.02, 0.5)
+"""…where so many of the images did, at least and at most, …"""
+SEVERAL = 4
+"""…and the source model's predictions are spread over so many classes, in effect. All three are asked…"""
 ENOUGH = 100
 """…of so many images at least, …"""
 PER_PREDICTED = 6
@@ -72,6 +82,7 @@ class Guard:
     def __init__(self, *, enabled: bool, partial: bool = False, neighbourly: bool = True) -> None:
         self.enabled, self.partial, self.neighbourly = enabled, partial, neighbourly
         self.source: Outputs | None = None
+        self.classes = 1
         self._neighbours: Tensor | None = None
         self.validators: dict[int, dict[str, float]] = {}
         self.collapsed: str | None = None
@@ -104,7 +115,7 @@ class Guard:
 
     def see_source(self, outputs: Outputs) -> None:
         """The source model's look at the target, with which the iterates are compared."""
-        self.source = outputs
+        self.source, self.classes = outputs, outputs.probs.shape[1]
         predicted = len(outputs.probs.argmax(dim=1).unique())
         self.neighbourly &= self.worth_asking(len(outputs.probs), predicted, self.source_knowledge())
 
@@ -129,7 +140,7 @@ class Guard:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
         doubt = self.distrust(self.validators[self.best], self.source_knowledge())
-        doubt = doubt or (self.torn() if self.collapsed is None else None)
+        doubt = doubt or (self.torn() or self.scattering() if self.collapsed is None else None)
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -156,6 +167,24 @@ class Guard:
             f"images that lie together are predicted alike less often than before ({after:.0%}, it was {before:.0%})"
             + ("" if self.partial else ": the target may lack classes, and then --partial-set is better")
         )
+
+    def scattering(self) -> str | None:
+        """Why the run is not to be trusted: what moved never came to its neighbours, at the end or in what is kept."""
+        gains = [gain for epoch in (self.latest, self.best) if (gain := self.gain_per_move(epoch)) is not None]
+        if self.partial or min(gains, default=TOGETHER) >= TOGETHER:
+            return None
+        return (
+            f"images that changed their class hardly came to those that they lie together with (agreement per move "
+            f"{min(gains):.2f}, {TOGETHER} is needed): the target may lack classes, and then --partial-set is better"
+        )
+
+    def gain_per_move(self, epoch: int) -> float | None:
+        """Agreement of neighbours that an image brought by changing its class; None where that says nothing."""
+        first, moved = self.validators.get(0, {}), self.validators[epoch].get("drift", 0.0)
+        spread = first.get("diversity", 0.0) * math.log(self.classes)
+        if not self.neighbourly or not MOVES[0] <= moved <= MOVES[1] or spread < math.log(SEVERAL):
+            return None
+        return (self.agreement(epoch) - self.agreement(0)) / moved
 
     def score(self, validators: dict[str, float]) -> float:
         """Information maximisation: confident on each sample, diverse over all. Where classes may be missing, only
