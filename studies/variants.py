@@ -66,14 +66,6 @@ class SpreadCertainty(Adaptation):
         return dataclasses.replace(found, posterior_probs=spread)
 
 
-class AnnealedWeights(Adaptation):
-    """Sharp weights at first (power 2), none at the end."""
-
-    def refresh(self, epoch: int) -> Outputs:
-        self.config = dataclasses.replace(self.config, weight_power=2 * (1 - epoch / max(1, self.epochs)))
-        return super().refresh(epoch)
-
-
 class Averaged(Adaptation):
     """Judges, beside the last iterate, the mean of the weights after each epoch of the second half."""
 
@@ -153,10 +145,6 @@ class SettledFirst(Adaptation):
         if epoch == 0:
             self.settle_statistics()
         return super().refresh(epoch)
-
-
-class SettledAnnealed(AnnealedWeights, SettledFirst):
-    """Both."""
 
 
 class LateLabels(Adaptation):
@@ -248,7 +236,9 @@ class Variant:
 
 
 DEFAULT = {"balance": True, "diversity_memory": 0.9}
+ANNEALED = {**DEFAULT, "anneal": True}
 OWN = {"balance": None, "diversity_memory": None}
+OWN_ANNEALED = {**OWN, "anneal": True}
 CROPS = {**DEFAULT, "augment": "resized-crop-flip"}
 CE_ONLY = {**DEFAULT, "weigh_entropy": False, "weigh_pseudo_labels": True}
 VARIANTS = (
@@ -266,7 +256,7 @@ VARIANTS = (
     Variant("u-sfan balanced", "u-sfan", "mean 1 within each predicted class", {"balance": True}),
     Variant("u-sfan epistemic", "u-sfan", "exp(−mutual information)", {"certainty": "epistemic"}),
     Variant("u-sfan power 2", "u-sfan", "squared weights", {"weight_power": 2.0}),
-    Variant("u-sfan annealed", "u-sfan", "power 2 to 0 over the run", {}, AnnealedWeights),
+    Variant("u-sfan annealed", "u-sfan", "power 2 to 0 over the run", {"anneal": True}),
     Variant("u-sfan full GGN", "u-sfan", "no Kronecker factors", {}, Adaptation, full=True),
     Variant("u-sfan+ weighted CE", "u-sfan+", "certainty on the pseudo-label loss", {"weigh_pseudo_labels": True}),
     Variant(
@@ -316,16 +306,16 @@ VARIANTS = (
     Variant("u-sfan+ settled crops", "u-sfan+", "the same, stronger views", CROPS, SettledFirst),
     Variant("u-sfan+ mixed views", "u-sfan+", "pseudo-label loss on mixtures", DEFAULT, MixedViews),
     Variant("u-sfan settled", "u-sfan", "balanced, memory, BatchNorm settled first", DEFAULT, SettledFirst),
-    Variant("u-sfan default annealed", "u-sfan", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
-    Variant("u-sfan+ default annealed", "u-sfan+", "balanced, memory, power 2 to 0", DEFAULT, AnnealedWeights),
-    Variant("u-sfan settled annealed", "u-sfan", "balanced, memory, settled, power 2 to 0", DEFAULT, SettledAnnealed),
-    Variant("u-sfan+ settled annealed", "u-sfan+", "balanced, memory, settled, power 2 to 0", DEFAULT, SettledAnnealed),
+    Variant("u-sfan default annealed", "u-sfan", "balanced, memory, power 2 to 0", ANNEALED),
+    Variant("u-sfan+ default annealed", "u-sfan+", "balanced, memory, power 2 to 0", ANNEALED),
+    Variant("u-sfan settled annealed", "u-sfan", "balanced, memory, settled, power 2 to 0", ANNEALED, SettledFirst),
+    Variant("u-sfan+ settled annealed", "u-sfan+", "balanced, memory, settled, power 2 to 0", ANNEALED, SettledFirst),
     Variant("u-sfan+ late labels", "u-sfan+", "balanced, memory, pseudo-labels after a third", DEFAULT, LateLabels),
     Variant("u-sfan+ settled late", "u-sfan+", "balanced, memory, settled, the same", DEFAULT, SettledLate),
     Variant("shot late labels", "shot", "pseudo-labels after a third", {}, LateLabels),
-    Variant("u-sfan own annealed", "u-sfan", "power 2 to 0", OWN, AnnealedWeights),
+    Variant("u-sfan own annealed", "u-sfan", "power 2 to 0", OWN_ANNEALED),
     Variant("u-sfan own settled", "u-sfan", "BatchNorm settled first", OWN, SettledFirst),
-    Variant("u-sfan own settled annealed", "u-sfan", "both", OWN, SettledAnnealed),
+    Variant("u-sfan own settled annealed", "u-sfan", "both", OWN_ANNEALED, SettledFirst),
     Variant("u-sfan+ own settled", "u-sfan+", "BatchNorm settled first", OWN, SettledFirst),
     Variant("u-sfan+ own late labels", "u-sfan+", "pseudo-labels after a third", OWN, LateLabels),
     Variant("u-sfan+ own settled late", "u-sfan+", "both", OWN, SettledLate),

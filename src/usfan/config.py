@@ -155,6 +155,8 @@ class AdaptConfig(OptimiserConfig):
     """Divide the weights by their mean, so that weighting does not weaken the entropy term as a whole."""
     weight_power: float = 1.0
     """Exponent on the weights before they are divided by their mean: above 1 sharper, 0 none."""
+    anneal: bool | None = None
+    """Let that fall from twice as much in the first epoch to nearly 0 in the last; the method's own when not given."""
     certainty: str = "total"
     """What the posterior's weights look at: total (entropy of the predictive) or epistemic (its mutual information)."""
     neighbours: int = 0
@@ -186,9 +188,8 @@ class AdaptConfig(OptimiserConfig):
     """Score that tells known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax or
     energy; the method's own when not given."""
     separation: float | None = None
-    """Open set: weight of raising the entropy of samples judged unknown, with L_div over the known ones and the first
-    split made under the target's BatchNorm statistics; 0: as the recipe; when not given, the method's own for the small
-    networks, else 0."""
+    """Open set: weight of raising the entropy of samples judged unknown, L_div over the known ones, the first split by
+    the target's BatchNorm statistics; 0: as the recipe; not given: the method's own for small networks, else 0."""
     guard: bool = True
     """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
     preset: str = "default"
@@ -229,8 +230,8 @@ class AdaptConfig(OptimiserConfig):
             one_of("split", self.split, SPLITS)
         if self.balance and not self.normalise_weights:
             raise ConfigError("balance divides weights by their mean, normalise-weights off forbids it: choose one")
-        if self.refresh == "step" and (self.balance or self.certainty != "total"):
-            raise ConfigError("balance and certainty epistemic need weights per epoch: take away refresh step")
+        if self.refresh == "step" and (self.balance or self.anneal or self.certainty != "total"):
+            raise ConfigError("balance, anneal and certainty epistemic need weights per epoch: take away refresh step")
         if self.open_set and self.partial_set:
             raise ConfigError("open-set and partial-set exclude each other: choose one")
 

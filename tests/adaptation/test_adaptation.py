@@ -160,6 +160,16 @@ def test_u_sfan_balances_its_weights_and_looks_at_the_whole_target_for_diversity
     close(loss, recipe(logits, weights[samples].double())[0] + loss_diversity)
 
 
+def test_annealed_certainty_counts_less_from_epoch_to_epoch(source):
+    """Powers 2, 1 for two epochs; what is seen after the last is what the last was guided by."""
+    run, *_ = first_step(source, method="u-sfan", anneal=True, balance=False, epochs=2)
+    for epoch, power in ((0, 2), (1, 1), (2, 1)):
+        raw = run.refresh(epoch).posterior_probs.double()
+        raw = torch.exp((raw * raw.log()).sum(1))
+        close(run.guidance.weights, raw**power / (raw**power).mean())
+    assert not resolve_defaults(make_config(AdaptConfig, {"preset": "paper"}), source).anneal
+
+
 def test_the_memory_of_diversity_has_the_gradient_of_the_batch(source):
     """d L_div / d p̄_k = log m_k + m_k / (m_k + 1e-5), at the mixed mean m, not times the share of the batch."""
     run, _, _, logits = first_step(source, method="u-sfan")
@@ -365,6 +375,7 @@ def test_the_memory_of_diversity_is_over_what_diversity_is_over(source, separati
     [
         {"balance": True, "normalise_weights": False},
         {"balance": True, "refresh": "step"},
+        {"anneal": True, "refresh": "step"},
         {"certainty": "epistemic", "refresh": "step"},
         {"objective_scale": float("nan")},
         {"objective_scale": -1.0},

@@ -117,6 +117,10 @@ def test_weights():
         torch.testing.assert_close(weights_of(kind, outputs, AdaptConfig(samples=64)), found[kind])
     squared = weights_of("posterior", outputs, AdaptConfig(weight_power=2.0))
     torch.testing.assert_close(squared, found["posterior"] ** 2)
+    for done, power in ((0.0, 2.0), (0.5, 1.0), (0.75, 0.5)):
+        annealed = weights_of("posterior", outputs, AdaptConfig(anneal=True), done)
+        torch.testing.assert_close(annealed, found["posterior"] ** power)
+        torch.testing.assert_close(weights_of("posterior", outputs, AdaptConfig(), done), found["posterior"])
     epistemic = weights_of("posterior", outputs, AdaptConfig(certainty="epistemic"))
     torch.testing.assert_close(epistemic, torch.exp(-information))
 

@@ -49,7 +49,7 @@ from usfan.stepper import Stepper
 
 log = logging.getLogger(__name__)
 
-CHOSEN = ("balance", "diversity_memory", "separation", "backbone_lr_scale", "pseudo_label_weight")
+CHOSEN = ("balance", "anneal", "diversity_memory", "separation", "backbone_lr_scale", "pseudo_label_weight")
 """Settings that the network and the method choose where the user does not."""
 Progress = Callable[[int, int, dict[str, float]], None]
 
@@ -194,7 +194,8 @@ class Adaptation:
         if epoch == 0:
             check_finite(outputs.logits, outputs.posterior_probs)
         if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
-            self.guidance.refresh(outputs, self.method, self.config)  # else the guard sees it, or the end does
+            done = min(epoch, self.epochs - 1) / max(1, self.epochs)  # what the end says is of the last epoch
+            self.guidance.refresh(outputs, self.method, self.config, done)  # else the guard sees it, or the end does
         source = self.guard.source
         if source is None:
             source = outputs if epoch == 0 else self.outputs(self.source_copy())

@@ -55,13 +55,13 @@ class Guidance:
         targets = torch.full((count, classes), 1 / classes, device=device)
         return cls(ones.clone(), ones.clone(), labels, targets, ones.clone(), targets[0].clone())
 
-    def refresh(self, outputs: Outputs, method: Method, config: AdaptConfig) -> None:
-        """New tables from a pass over the target."""
+    def refresh(self, outputs: Outputs, method: Method, config: AdaptConfig, done: float = 0.0) -> None:
+        """New tables from a pass over the target, after a share `done` of the epochs."""
         if config.open_set:
             rule = split_unknown(outputs, config.split or method.split, recipe=config.preset == "paper")
             self.known.copy_((~rule.flag(outputs)).float())
         if method.weights != "none" and config.refresh == "epoch":
-            raw = weights_of(method.weights, outputs, config)
+            raw = weights_of(method.weights, outputs, config, done)
             self.certainty.copy_(raw)
             self.weights.copy_(self._scaled(raw, outputs, config))
         share = diversity_share(config, self.weights, self.known)

@@ -21,6 +21,8 @@ class Method:
     """Cross-entropy with nearest-centroid pseudo-labels, refreshed every epoch."""
     balance: bool = False
     """Weights of mean 1 within each predicted class, not only over the target."""
+    anneal: bool = False
+    """Certainty counts twice as much in the first epoch, and hardly in the last (`AdaptConfig.anneal`)."""
     diversity_memory: float = 0.0
     """Share of the mean prediction in L_div that is the whole target's (`AdaptConfig.diversity_memory`)."""
     separation: float = 0.0

@@ -24,13 +24,15 @@ def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
         changes["backbone_lr_scale"] = 1.0 if small else 0.1
     if config.pseudo_label_weight is None:
         changes["pseudo_label_weight"] = 0.1 if small else 0.3
-    for name in ("balance", "diversity_memory", "separation"):
+    for name in ("balance", "anneal", "diversity_memory", "separation"):
         if getattr(config, name) is None:
             changes[name] = getattr(method, name)
     if config.separation is None and not small:  # measured: it helps a network trained from scratch, and harms others
         changes["separation"] = 0.0
     if config.balance is None and (config.refresh == "step" or not config.normalise_weights):
         changes["balance"] = False
+    if config.anneal is None and config.refresh == "step":
+        changes["anneal"] = False
     if config.diversity_memory is None and config.batch_size >= ENOUGH_PER_CLASS * len(source.classes):
         changes["diversity_memory"] = 0.0
     return dataclasses.replace(config, **changes)

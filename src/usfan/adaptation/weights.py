@@ -28,15 +28,16 @@ def raw_weights(
         return posterior.certainty(features.detach(), temperature, samples)
 
 
-def weights_of(kind: str, outputs: Outputs, config: AdaptConfig) -> Tensor:
-    """N weights from a pass over the target, which has the posterior predictive in it already."""
+def weights_of(kind: str, outputs: Outputs, config: AdaptConfig, done: float = 0.0) -> Tensor:
+    """N weights from a pass over the target, which has the posterior predictive in it already, after a share `done` of
+    the epochs."""
     if kind == "point":
         raw = certainty_weights((outputs.logits / config.temperature).softmax(dim=1))
     elif config.certainty == "epistemic":
         raw = torch.exp(-outputs.mutual_information)
     else:
         raw = certainty_weights(outputs.posterior_probs)
-    return raw.pow(config.weight_power)
+    return raw.pow(config.weight_power * (2 * (1 - done) if config.anneal else 1))
 
 
 def divide_by_mean(weights: Tensor, mask: Tensor | None = None) -> Tensor:
