@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import posterior
 import startup
 import throughput
 from measure import Row
+from usfan.files import write_json
 
 SUITES: dict[str, Callable[[], Iterable[Row]]] = {
     "posterior": posterior.suite,
@@ -92,7 +92,7 @@ def save(path: Path, results: dict[str, list[Row]]) -> None:
     """After every row: a run that is cut off keeps what it has."""
     suites = {name: [asdict(row) for row in rows] for name, rows in results.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "suites": suites}, indent=2, ensure_ascii=False) + "\n")
+    write_json(path, {"machine": machine(), "suites": suites})
 
 
 if __name__ == "__main__":

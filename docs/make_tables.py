@@ -131,6 +131,20 @@ def shift_table(name: str = "office31-shift.json") -> str:
     return markdown(["variant", *(f"{domain}, {shift}" for domain, shift in blocks), "mean"], lines)
 
 
+def shift_seeds_table() -> str:
+    """Means over domains and shifts, by seed."""
+    rows = load("digits-shift-seeds.json")["rows"]
+    seeds = sorted({r["seed"] for r in rows})
+    lines = []
+    for variant in dict.fromkeys(r["variant"] for r in rows):
+        each = [
+            statistics.fmean(r["accuracy"] for r in rows if (r["variant"], r["seed"]) == (variant, seed))
+            for seed in seeds
+        ]
+        lines.append([variant, *(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"])
+    return markdown(["variant", *map(str, seeds), "mean"], lines)
+
+
 def plain_table() -> str:
     rows = load("office31-plain.json")["rows"]
     lines = []
@@ -294,8 +308,9 @@ def guarded_rows() -> list[dict]:
     return rows + [{**r, "task": "six tasks"} for r in load("guard-office31-six.json")["rows"]]
 
 
-def kept_epoch(row: dict, *, neighbourly: bool = True) -> int:
-    """What the guard keeps of a run: its own rules, on the figures that were saved."""
+def kept_epoch(row: dict, *, neighbourly: bool = True, moves: bool = True) -> int:
+    """What the guard keeps of a run: its own rules, on the figures that were saved; without those about neighbours, or
+    without the one about what a move brings."""
     from usfan.adaptation.guard import INFORMED, Guard
 
     path = row["path"]
@@ -306,7 +321,11 @@ def kept_epoch(row: dict, *, neighbourly: bool = True) -> int:
     for epoch in range(len(path["accuracy"])):
         guard.validators[epoch] = {name: path[name][epoch] for name in names}
         guard.best, guard.latest = epoch if guard.prefers(epoch) else guard.best, epoch
-    doubt = guard.distrust(guard.validators[guard.best], knowledge) or guard.torn() or guard.scattering()
+    doubt = (
+        guard.distrust(guard.validators[guard.best], knowledge)
+        or guard.torn()
+        or (guard.scattering() if moves else None)
+    )
     return guard.best if doubt is None else 0
 
 
@@ -318,11 +337,14 @@ def guard_table(rows: list[dict] | None = None) -> str:
         own = [r for r in rows if (r["data"], r["task"], r["setting"]) == group]
         source, last = ([r["path"]["accuracy"][e] for r in own] for e in (0, -1))
         kept = [r["path"]["accuracy"][kept_epoch(r)] for r in own]
-        without = [r["path"]["accuracy"][kept_epoch(r, neighbourly=False)] for r in own]
+        others = [
+            [r["path"]["accuracy"][kept_epoch(r, **rules)] for r in own]
+            for rules in ({"neighbourly": False}, {"moves": False})
+        ]
         helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
         lost = f"{statistics.fmean(a - b for a, b in helped):.2f}" if helped else "–"
         below = [
-            sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, without, kept)
+            sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, *others, kept)
         ]
         means = [f"{statistics.fmean(values):.1f}" for values in (source, last, kept)]
         worst = min(a - s for a, s in zip(kept, source, strict=True))
@@ -335,6 +357,7 @@ def guard_table(rows: list[dict] | None = None) -> str:
         "kept",
         "last below",
         "kept below, neighbours not asked",
+        "moves not asked",
         "kept below",
         "worst kept",
         "lost where it helped",
@@ -427,6 +450,7 @@ TABLES = {
     "digits-mnist-usps": mnist_usps_table,
     "office31-shift": shift_table,
     "digits-shift": functools.partial(shift_table, "digits-shift.json"),
+    "digits-shift-seeds": shift_seeds_table,
     "office31-plain": plain_table,
     "office31-search-one": functools.partial(search_table, "office31-search-one.json"),
     "digits": digits_table,

@@ -6,8 +6,9 @@ import dataclasses
 import time
 from typing import Any
 
+from studies.loops import FullPosterior
 from studies.paths import path_of
-from studies.variants import FullPosterior, Variant
+from studies.variants import Variant
 
 from usfan.adaptation.objectives import diversity, sample_entropy
 from usfan.adaptation.settings import resolve_defaults

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from process_worker import CLASSES, SmoothCNN, pictures
+from usfan import engine
 from usfan.config import OptimiserConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
 from usfan.data.views import InputSpec, test_view, train_view
@@ -229,8 +230,6 @@ def test_out_of_memory_in_one_of_several_processes_is_not_hidden() -> None:
 
 
 def test_a_pass_that_runs_out_of_memory_takes_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from usfan import engine
-
     classifier, store = small_classifier(), small_store()
     expected = forward_store(classifier, store, SPEC, CPU)
     plain, sizes = engine.extract, []
@@ -280,3 +279,25 @@ def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_counts(RuntimeConfig(devices=3, nodes=2)) == (3, 2)
     with pytest.raises(ConfigError, match="torchrun started 6 processes"):
         process_counts(RuntimeConfig(devices=4))
+
+
+@pytest.mark.parametrize(
+    ("captured", "compiled", "given"), [(True, False, "norms"), (True, True, "stems"), (False, False, None)]
+)
+def test_layers_by_what_so_many_steps_pay_for(monkeypatch, captured: bool, compiled: bool, given: str | None) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(engine, "worth_capturing", lambda *_: captured)
+    monkeypatch.setattr(engine, "worth_compiling", lambda *_: compiled)
+    monkeypatch.setattr(engine, "fuse_norms", lambda *_: calls.append("norms"))
+    monkeypatch.setattr(engine, "block_stems", lambda *_: calls.append("stems"))
+    classifier = small_classifier()
+    classifier.channels_last = True
+    engine.speed_up(classifier, CPU, 100)
+    assert calls == ([given] if given else [])
+    classifier.channels_last = False
+    engine.speed_up(classifier, CPU, 100)
+    assert calls == ([given] if given else [])
+
+
+def test_passes_over_pixels_elsewhere_are_not_captured() -> None:
+    assert engine.replayed_pass(small_classifier(), small_store(), SPEC, CPU, 10**6) is None

@@ -136,15 +136,14 @@ def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps:
     return classifier
 
 
-def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> bool:
-    """Give it layers that a GPU computes faster, as far as so many steps pay for them; whether to compile as well.
-    `after_steps` takes them back."""
-    compiled = worth_compiling(runtime, steps)
-    if compiled and classifier.channels_last:
+def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> None:
+    """Give it layers that a GPU computes faster, as far as so many steps pay for it. `after_steps` takes them back."""
+    if not classifier.channels_last or not worth_capturing(runtime, steps):
+        return
+    if worth_compiling(runtime, steps):
         block_stems(classifier)
-    elif classifier.channels_last and worth_capturing(runtime, steps):
+    else:
         fuse_norms(classifier, runtime.device, torch.bfloat16 if runtime.precision == "bf16" else torch.float32)
-    return compiled
 
 
 def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
@@ -246,12 +245,13 @@ def forward_store(
 
 
 def replayed_pass(
-    classifier: Classifier, store: PixelStore, spec: InputSpec, runtime: Runtime, steps: int, *, compiled: bool
+    classifier: Classifier, store: PixelStore, spec: InputSpec, runtime: Runtime, steps: int
 ) -> Stepper | None:
-    """The batches of passes that go on while `classifier` learns, captured as the step is. Only pixels that lie on the
-    GPU can be gathered so."""
-    if store.pixels.device.type != "cuda":
+    """The batches of passes that go on while `classifier` learns, captured as the step is, where that is. Only pixels
+    that lie on the GPU can be gathered so."""
+    if store.pixels.device.type != "cuda" or not worth_capturing(runtime, steps):
         return None
+    compiled = worth_compiling(runtime, steps)
 
     def batch(rows: Tensor) -> Tensor:
         return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)

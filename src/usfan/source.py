@@ -27,6 +27,7 @@ from usfan.engine import (
     prepare,
     set_mode,
     speed_up,
+    worth_compiling,
 )
 from usfan.errors import DataError
 from usfan.models.backbones import create_backbone
@@ -143,7 +144,8 @@ class Training:
         self.steps = self.batches * config.epochs
         self.optimiser = Optimiser(classifier, config, self.steps, runtime, head=True)
         self.feeder = Feeder(store, spec, config.seed, runtime)
-        self.compiled = speed_up(classifier, runtime, self.steps)
+        self.compiled = worth_compiling(runtime, self.steps)
+        speed_up(classifier, runtime, self.steps)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
         self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
         self.best_state: dict[str, Tensor] = {}

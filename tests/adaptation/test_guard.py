@@ -135,6 +135,17 @@ def test_what_moves_must_come_to_its_neighbours(agreement, drift, diversity, cla
     assert trusted == ("--partial-set" not in kept.reason)
 
 
+def test_what_is_kept_after_a_collapse_is_judged_too() -> None:
+    guard = followed([0.6, 0.6, 0.1], [1, 2, 0])
+    guard.classes, guard.collapsed, guard.best_state = 31, "classes vanished", {"weight": torch.zeros(1)}
+    for epoch, moved in enumerate([0.0, 0.2, 0.4]):
+        guard.validators[epoch] |= {"diversity": 0.9, "drift": moved}
+    assert guard.best == 1
+    assert guard.finish().epoch == 0
+    guard.validators[1]["source_neighbours"] = 0.7
+    assert guard.finish().epoch == 1
+
+
 def test_a_late_end_is_judged_too() -> None:
     """The kept epoch brought images together, the last one did not: the run as a whole is not trusted."""
     guard = followed([0.6, 0.7, 0.65], [1, 2, 3])

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from usfan.models.fused_norm import norm_clamp
+from usfan.models import fused_norm, norm_kernels
+from usfan.models.fused_norm import fused_kind, norm_clamp, plain_norms, worth_fusing
 
 DEVICE = torch.device(sys.argv[1])
+if DEVICE.type == "cpu":
+    norm_kernels.PROGRAMS = 12  # so that a program sums several tiles of these small layers, as it does of large ones
+    fused_norm.TRIED = (2, 16, 21, 20)
+    fused_norm.takes = lambda *_: True  # the interpreter takes what a GPU would
 Parts = dict[str, Tensor]
 
 
@@ -53,6 +60,40 @@ compare((1, 16, 70, 70), 0.0, 6.0, 0.0, torch.float32)  # several shares of the 
 compare((4, 24, 3, 3), -math.inf, math.inf, 1000.0, torch.float32)  # a mean far from 0 takes no digits of the variance
 compare((2, 8, 1, 1), 0.0, 6.0, 0.0, torch.float32)
 compare((2, 40, 9, 9), 0.0, 6.0, 0.0, torch.bfloat16)
+
+
+def in_a_network(layer: nn.Module, act: nn.Module | None) -> None:
+    """The layer as it stands in a network, with the activation that timm puts into it, both modes."""
+    torch.manual_seed(0)
+    x = 3 * torch.randn(4, 16, 5, 5, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    if act is not None:
+        layer.act = act
+    layer = layer.to(DEVICE)
+    found = []
+    for fused in (True, False):
+        own = copy.deepcopy(layer)
+        if fused:
+            assert worth_fusing(own)
+            own.__class__ = fused_kind(type(own))
+        y = own.train()(x)
+        with torch.no_grad():
+            found.append((y, own.eval()(x), own.running_var))
+        plain_norms(own)
+        assert type(own) is type(layer)
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    print("agrees", type(layer).__name__, type(act).__name__)
+
+
+for act in (nn.Identity(), nn.ReLU(), nn.ReLU6(inplace=True), nn.SiLU()):
+    in_a_network(BatchNormAct2d(16), act)
+in_a_network(nn.BatchNorm2d(16), None)
+
+assert fused_norm.kernels_run.__wrapped__(DEVICE, torch.bfloat16)
+norm_kernels.gradients, plain = (lambda *given: [t * math.nan for t in plain(*given)]), norm_kernels.gradients
+assert not fused_norm.kernels_run.__wrapped__(DEVICE, torch.float32)
+norm_kernels.gradients = plain
+print("agrees: kernels that give no numbers are not used")
 
 layer = nn.BatchNorm2d(8, device=DEVICE)
 spoiled = torch.randn(2, 8, 4, 4, device=DEVICE).contiguous(memory_format=torch.channels_last)

@@ -13,17 +13,16 @@ from torch import nn
 
 from usfan.models.fused_norm import FusedNorm, fuse_norms, fused_kind, kernels_run, plain_norms, worth_fusing
 
-pytest.importorskip("triton", reason="needs triton")
-
 
 def test_kernels_against_float64() -> None:
     """In a process of its own: triton is an interpreter from the start, or never."""
+    pytest.importorskip("triton", reason="needs triton")
     worker = Path(__file__).with_name("fused_norm_worker.py")
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     environment = os.environ | ({} if kind == "cuda" else {"TRITON_INTERPRET": "1"})
     done = subprocess.run([sys.executable, worker, kind], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("agrees") == 8
+    assert done.stdout.count("agrees") == 14
 
 
 class Net(nn.Sequential):
@@ -39,6 +38,21 @@ def test_layers_change_their_class_and_back() -> None:
     assert net.state_dict().keys() == Net().state_dict().keys()
     plain_norms(net)
     assert [type(layer) for layer in net] == kinds
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A foreign kind with its own forward."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(inputs)
+
+
+def test_kinds_that_may_do_anything_stay() -> None:
+    OwnNorm.__name__ = "BatchNorm2d"
+    assert not worth_fusing(OwnNorm(8))
+    assert not worth_fusing(nn.SyncBatchNorm(8))
+    assert not worth_fusing(nn.BatchNorm2d(8, momentum=None))
+    assert not worth_fusing(nn.BatchNorm2d(8).half())
 
 
 def test_elsewhere_than_on_a_gpu_it_is_torch() -> None:

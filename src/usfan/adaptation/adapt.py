@@ -37,6 +37,7 @@ from usfan.engine import (
     replayed_pass,
     set_mode,
     speed_up,
+    worth_compiling,
 )
 from usfan.errors import DataError
 from usfan.evaluation.validators import validate
@@ -100,8 +101,8 @@ class Adaptation:
         self.epochs = config.epochs if self.method.adapts else 0
         self.batches = count_batches(len(store), config.batch_size)
         self.steps = self.batches * self.epochs
+        self.compiled = worth_compiling(runtime, self.steps)
         self.classifier = self.source_copy()
-        self.compiled = speed_up(self.classifier, runtime, self.steps)
         self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
         self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
@@ -111,8 +112,7 @@ class Adaptation:
         beta = torch.zeros((), device=runtime.device)
         self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
         self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
-        passed = (self.classifier, store, source.spec, runtime, self.steps)
-        self.replay = replayed_pass(*passed, compiled=self.compiled)
+        self.replay = replayed_pass(self.classifier, store, source.spec, runtime, self.steps)
         self.guard = Guard(enabled=config.guard, partial=config.partial_set, neighbourly=not config.open_set)
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
@@ -186,7 +186,9 @@ class Adaptation:
 
     def source_copy(self) -> Classifier:
         copied = copy.deepcopy(self.source.classifier)
-        return prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
+        copied = prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
+        speed_up(copied, self.runtime, self.steps)
+        return copied
 
     def refresh(self, epoch: int) -> Outputs:
         """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""

@@ -15,7 +15,7 @@ not asked in open set, where unknown images are spread on purpose; nor where the
 its own neighbours; nor where the source model says nearly the same of every image, and neighbours agree for that.
 
 An image that changes its class for good comes to its neighbours: where adaptation works on many classes, each one that
-moves brings 0.3 to 0.7 of agreement. Where it brings less than `TOGETHER`, the source model is kept. It must be a
+moves brings 0.3 to 0.8 of agreement. Where it brings less than `TOGETHER`, the source model is kept. It must be a
 witness here too: not where most images move, nor where it sees few classes, which agree by chance.
 
 Where the source model sees not one image of a quarter of its classes, they may be missing, or it may be weak. No figure
@@ -47,7 +47,7 @@ SCATTERED = 0.02
 """How far an iterate's agreement of neighbours may lie under the highest so far…"""
 TORN = 0.03
 """…and the last one's under the source model's."""
-TOGETHER = 0.2
+TOGETHER = 0.15
 """Least agreement that an image which changed its class must bring, on average…"""
 MOVES = (0.02, 0.5)
 """…where so many of the images did, at least and at most, …"""
@@ -140,7 +140,7 @@ class Guard:
         if not self.enabled:
             return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
         doubt = self.distrust(self.validators[self.best], self.source_knowledge())
-        doubt = doubt or (self.torn() or self.scattering() if self.collapsed is None else None)
+        doubt = doubt or (self.torn() if self.collapsed is None else None) or self.scattering()
         if doubt is not None:
             return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
         if self.collapsed is not None:
@@ -170,12 +170,13 @@ class Guard:
 
     def scattering(self) -> str | None:
         """Why the run is not to be trusted: what moved never came to its neighbours, at the end or in what is kept."""
-        gains = [gain for epoch in (self.latest, self.best) if (gain := self.gain_per_move(epoch)) is not None]
+        epochs = {self.best} if self.collapsed is not None else {self.best, self.latest}
+        gains = [gain for epoch in epochs if (gain := self.gain_per_move(epoch)) is not None]
         if self.partial or min(gains, default=TOGETHER) >= TOGETHER:
             return None
         return (
             f"images that changed their class hardly came to those that they lie together with (agreement per move "
-            f"{min(gains):.2f}, {TOGETHER} is needed): the target may lack classes, and then --partial-set is better"
+            f"{min(gains):.3f}, {TOGETHER} is needed): the target may lack classes, and then --partial-set is better"
         )
 
     def gain_per_move(self, epoch: int) -> float | None:
