@@ -29,6 +29,13 @@ def _tile(eighths, COLUMNS: tl.constexpr):
     return columns, columns < channels, channels
 
 
+@triton.jit
+def _places(start, count, columns, there, channels, ROWS: tl.constexpr):
+    """Where the elements of the tile from row `start` on lie, and which of them there are."""
+    rows = start + tl.arange(0, ROWS)
+    return rows.to(tl.int64)[:, None] * channels + columns[None, :], (rows < count)[:, None] & there[None, :]
+
+
 @triton.jit(do_not_specialize=UNCHANGING)
 def _sums(x, partial, count, eighths, share, shares, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Σ (x − x₀) and Σ (x − x₀)² over this program's share of the rows."""
@@ -38,9 +45,8 @@ def _sums(x, partial, count, eighths, share, shares, ROWS: tl.constexpr, COLUMNS
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
     begin = tl.program_id(0) * share
     for start in range(begin, tl.minimum(begin + share, count), ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = (rows < count)[:, None] & there[None, :]
-        values = tl.load(x + rows.to(tl.int64)[:, None] * channels + columns[None, :], mask=inside, other=0.0)
+        places, inside = _places(start, count, columns, there, channels, ROWS)
+        values = tl.load(x + places, mask=inside, other=0.0)
         centred = tl.where(inside, values.to(tl.float32) - first[None, :], 0.0)
         total += centred
         square += centred * centred
@@ -55,11 +61,9 @@ def _both(partial, columns, there, channels, shares, ROWS: tl.constexpr, COLUMNS
     one = tl.zeros([ROWS, COLUMNS], tl.float32)
     two = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, shares, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = (rows < shares)[:, None] & there[None, :]
-        place = partial + rows[:, None] * channels + columns[None, :]
-        one += tl.load(place, mask=inside, other=0.0)
-        two += tl.load(place + shares * channels, mask=inside, other=0.0)
+        places, inside = _places(start, shares, columns, there, channels, ROWS)
+        one += tl.load(partial + places, mask=inside, other=0.0)
+        two += tl.load(partial + shares * channels + places, mask=inside, other=0.0)
     return tl.sum(one, axis=0), tl.sum(two, axis=0)
 
 
@@ -101,9 +105,7 @@ def _transform(
 ):
     columns, there, channels = _tile(eighths, COLUMNS)
     _, _, scale, shift = _numbers(mean, variance, weight, bias, eps, columns, there)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (rows < count)[:, None] & there[None, :]
-    places = rows.to(tl.int64)[:, None] * channels + columns[None, :]
+    places, inside = _places(tl.program_id(0) * ROWS, count, columns, there, channels, ROWS)
     value = tl.load(x + places, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     value = tl.where(value < low, low, value)  # and what is not a number passes
     value = tl.where(value > high, high, value)
@@ -132,9 +134,7 @@ def _gradient_sums(
     two = tl.zeros([ROWS, COLUMNS], tl.float32)
     begin = tl.program_id(0) * share
     for start in range(begin, tl.minimum(begin + share, count), ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = (rows < count)[:, None] & there[None, :]
-        places = rows.to(tl.int64)[:, None] * channels + columns[None, :]
+        places, inside = _places(start, count, columns, there, channels, ROWS)
         passed, unit = _passed(x, grad, places, inside, centre, inverse, scale, shift, low, high)
         one += passed
         two += passed * unit
@@ -158,9 +158,7 @@ def _gradient(
 ):  # fmt: skip
     columns, there, channels = _tile(eighths, COLUMNS)
     centre, inverse, scale, shift = _numbers(mean, variance, weight, bias, eps, columns, there)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (rows < count)[:, None] & there[None, :]
-    places = rows.to(tl.int64)[:, None] * channels + columns[None, :]
+    places, inside = _places(tl.program_id(0) * ROWS, count, columns, there, channels, ROWS)
     passed, unit = _passed(x, grad, places, inside, centre, inverse, scale, shift, low, high)
     one = tl.load(d_bias + columns, mask=there, other=0.0) / count
     two = tl.load(d_weight + columns, mask=there, other=0.0) / count
