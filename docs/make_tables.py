@@ -132,17 +132,18 @@ def shift_table(name: str = "office31-shift.json") -> str:
 
 
 def shift_seeds_table() -> str:
-    """Means over domains and shifts, by seed."""
+    """Means over domains and shifts, by seed; the last column over the seeds that every variant has."""
     rows = load("digits-shift-seeds.json")["rows"]
+    variants = list(dict.fromkeys(r["variant"] for r in rows))
+    found = {v: by_seed([r for r in rows if r["variant"] == v], lambda r: r["accuracy"]) for v in variants}
     seeds = sorted({r["seed"] for r in rows})
+    common = [seed for seed in seeds if all(seed in found[v] for v in variants)]
     lines = []
-    for variant in dict.fromkeys(r["variant"] for r in rows):
-        each = [
-            statistics.fmean(r["accuracy"] for r in rows if (r["variant"], r["seed"]) == (variant, seed))
-            for seed in seeds
-        ]
-        lines.append([variant, *(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"])
-    return markdown(["variant", *map(str, seeds), "mean"], lines)
+    for variant in variants:
+        each = {seed: statistics.fmean(values) for seed, values in found[variant].items()}
+        cells = [f"{each[seed]:.1f}" if seed in each else "–" for seed in seeds]
+        lines.append([variant, *cells, f"{statistics.fmean(each[seed] for seed in common):.1f}"])
+    return markdown(["variant", *map(str, seeds), f"mean of {common[0]} to {common[-1]}"], lines)
 
 
 def plain_table() -> str:
@@ -157,15 +158,40 @@ def plain_table() -> str:
     return markdown(["task", "commit", "fast, by seed", "mean", "plain, by seed", "mean"], lines)
 
 
-def closed_set_table() -> str:
-    rows = load("office31.json")["rows"]
+def closed_set_table(rows: list[dict] | None = None, key: str = "method") -> str:
+    rows = load("office31.json")["rows"] if rows is None else rows
     tasks = list(dict.fromkeys(r["task"] for r in rows))
     lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == method]
+    for name in dict.fromkeys(r[key] for r in rows):
+        own = [r for r in rows if r[key] == name]
         cells = [over_seeds(by_seed([r for r in own if r["task"] == t], lambda r: r["accuracy"])) for t in tasks]
-        lines.append([method, *cells, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
-    return markdown(["method", *tasks, "average"], lines)
+        lines.append([name, *cells, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+    return markdown([key, *tasks, "average"], lines)
+
+
+def variants_table() -> str:
+    """Other settings beside the methods that they are of, from the same source models."""
+    compared = ("shot-im", "u-sfan", "shot", "u-sfan+")
+    rows = [{**r, "variant": r["method"]} for r in load("office31.json")["rows"] if r["method"] in compared]
+    rows.sort(key=lambda r: compared.index(r["method"]))
+    return closed_set_table([*rows, *load("office31-variants.json")["rows"]], "variant")
+
+
+def seeds_table() -> str:
+    """Averages over the six tasks by seed, and how far above the method that it is compared with."""
+    rows = [*load("office31.json")["rows"], *load("office31-variants.json")["rows"]]
+    names = {r.get("variant", r["method"]): r["method"] for r in rows if r["method"] in ("u-sfan", "u-sfan+")}
+    found = {
+        name: by_seed([r for r in rows if r.get("variant", r["method"]) == name], lambda r: r["accuracy"])
+        for name in ("shot-im", "shot", *names)
+    }
+    means = {name: {seed: statistics.fmean(v) for seed, v in seeds.items()} for name, seeds in found.items()}
+    lines = []
+    for name, method in sorted(names.items(), key=lambda item: item[1]):
+        other = "shot" if method == "u-sfan+" else "shot-im"
+        apart = [means[name][seed] - means[other][seed] for seed in sorted(means[other])]
+        lines.append([name, other, *(f"{a:+.1f}" for a in apart), f"{statistics.fmean(apart):+.1f}"])
+    return markdown(["variant", "above", *map(str, sorted(means["shot"])), "mean"], lines)
 
 
 def closed_set_averages() -> str:
@@ -184,7 +210,8 @@ def closed_set_averages() -> str:
 
 def repeats_table() -> str:
     """Averages over the six tasks, by run and seed."""
-    runs = {"first": load("office31-earlier.json")["rows"], "second": load("office31.json")["rows"]}
+    names = {"first": "office31-earlier.json", "second": "office31-second.json", "third": "office31.json"}
+    runs = {run: load(name)["rows"] for run, name in names.items()}
     columns = [f"{run}, {seed}" for run, rows in runs.items() for seed in sorted({r["seed"] for r in rows})]
     lines = []
     for method in dict.fromkeys(r["method"] for r in runs["first"]):
@@ -269,7 +296,7 @@ def search_rule_table() -> str:
 
 def guard_paths() -> list[dict]:
     """Every adapting run on Office-31 whose path was kept."""
-    names = ("office31.json", "office31-earlier.json")
+    names = ("office31-second.json", "office31-earlier.json")
     rows = [r for name in names for r in load(name)["rows"] if r["method"] != "source-only"]
     return [r["path"] for r in [*rows, *load("office31-search.json")["rows"]]]
 
@@ -300,10 +327,15 @@ CLASSES = {"toy": 3, "digits": 10, "office31": 31}
 GUARDED = ("guard-toy.json", "guard-mnist-uci.json", "guard-uci-mnist.json")
 
 
+def on_office31(rows: list[dict], setting: str) -> list[dict]:
+    """Rows of a closed-set study as the guard's tables have them."""
+    more = {"data": "office31", "task": "all tasks", "setting": setting}
+    return [{**r, **more} for r in rows if r["method"] != "source-only"]
+
+
 def guarded_rows() -> list[dict]:
     rows = [r for name in GUARDED for r in load(name)["rows"]]
-    office = [r for r in load("office31.json")["rows"] if r["method"] != "source-only"]
-    rows += [{**r, "data": "office31", "task": "all tasks", "setting": "default"} for r in office]
+    rows += on_office31(load("office31-second.json")["rows"], "default")
     rows += [{**r, "task": "some tasks"} for r in load("guard-office31.json")["rows"]]
     return rows + [{**r, "task": "six tasks"} for r in load("guard-office31-six.json")["rows"]]
 
@@ -365,9 +397,17 @@ def guard_table(rows: list[dict] | None = None) -> str:
     return markdown(header, lines)
 
 
-def fresh_guard_table(name: str = "guard-fresh.json") -> str:
-    """Runs made after rules were fixed."""
-    return guard_table(load(name)["rows"])
+def fresh_guard_table() -> str:
+    """Runs made after some rules were fixed."""
+    return guard_table(load("guard-fresh.json")["rows"])
+
+
+def blind_guard_table() -> str:
+    """Runs made after every threshold was fixed."""
+    rows = load("guard-blind.json")["rows"] + on_office31(load("office31.json")["rows"], "default")
+    for row in load("office31-variants.json")["rows"]:
+        rows += on_office31([row], row["variant"].replace(", ", " with "))
+    return guard_table(rows)
 
 
 def digits_memory_table() -> str:
@@ -429,6 +469,8 @@ def toy_table() -> str:
 
 TABLES = {
     "office31": closed_set_table,
+    "office31-variants": variants_table,
+    "office31-seeds": seeds_table,
     "office31-repeats": repeats_table,
     "office31-correctness": correctness_table,
     "office31-search-plus": functools.partial(search_table, "office31-search-plus.json"),
@@ -440,7 +482,7 @@ TABLES = {
     "throughput": throughput_table,
     "guard": guard_table,
     "guard-fresh": fresh_guard_table,
-    "guard-blind": functools.partial(fresh_guard_table, "guard-blind.json"),
+    "guard-blind": blind_guard_table,
     **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
@@ -449,6 +491,7 @@ TABLES = {
     "office31-open-scores": open_set_scores_table,
     "digits-mnist-usps": mnist_usps_table,
     "office31-shift": shift_table,
+    "office31-shift-two": functools.partial(shift_table, "office31-shift-two.json"),
     "digits-shift": functools.partial(shift_table, "digits-shift.json"),
     "digits-shift-seeds": shift_seeds_table,
     "office31-plain": plain_table,

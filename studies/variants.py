@@ -40,6 +40,7 @@ DEFAULT = {"balance": True, "diversity_memory": 0.9}
 ANNEALED = {**DEFAULT, "anneal": True}
 OWN = {"balance": None, "diversity_memory": None}
 OWN_ANNEALED = {**OWN, "anneal": True}
+GAUSSIAN = {**DEFAULT, "pseudo_label_source": "gaussian"}
 CROPS = {**DEFAULT, "augment": "resized-crop-flip"}
 CE_ONLY = {**DEFAULT, "weigh_entropy": False, "weigh_pseudo_labels": True}
 VARIANTS = (
@@ -114,6 +115,13 @@ VARIANTS = (
     Variant("u-sfan+ late labels", "u-sfan+", "balanced, memory, pseudo-labels after a third", DEFAULT, LateLabels),
     Variant("u-sfan+ settled late", "u-sfan+", "balanced, memory, settled, the same", DEFAULT, SettledLate),
     Variant("shot late labels", "shot", "pseudo-labels after a third", {}, LateLabels),
+    Variant("u-sfan+ annealed late", "u-sfan+", "power 2 to 0, pseudo-labels after a third", ANNEALED, LateLabels),
+    Variant("u-sfan+ gaussian", "u-sfan+", "balanced, memory, labels by Gaussians with one covariance", GAUSSIAN),
+    Variant("u-sfan+ annealed gaussian", "u-sfan+", "the same, power 2 to 0", {**GAUSSIAN, "anneal": True}),
+    Variant("shot gaussian", "shot", "labels by Gaussians", {"pseudo_label_source": "gaussian"}),
+    Variant("u-sfan+ own gaussian", "u-sfan+", "labels by Gaussians", {**OWN, "pseudo_label_source": "gaussian"}),
+    Variant("u-sfan+ own annealed", "u-sfan+", "power 2 to 0", OWN_ANNEALED),
+    Variant("u-sfan+ own annealed late", "u-sfan+", "the same, pseudo-labels after a third", OWN_ANNEALED, LateLabels),
     Variant("u-sfan own annealed", "u-sfan", "power 2 to 0", OWN_ANNEALED),
     Variant("u-sfan own settled", "u-sfan", "BatchNorm settled first", OWN, SettledFirst),
     Variant("u-sfan own settled annealed", "u-sfan", "both", OWN_ANNEALED, SettledFirst),

@@ -28,6 +28,8 @@ from usfan.source import train_source
 from usfan.stepper import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+COMPILING = pytest.mark.filterwarnings("ignore")
+"""torch warns of its own affairs while it compiles: of its old parts, of the precision that a test asks for."""
 CUDA = torch.device("cuda", 0)
 NAMES = [str(k) for k in range(CLASSES)]
 
@@ -169,7 +171,7 @@ def test_files_that_are_no_plain_jpegs_are_the_cpus_on_the_gpu_too(tmp_path: Pat
     assert [Path(path).name for path in data.unreadable] == ["05.png"]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
+@COMPILING
 def test_compiled_crops_are_the_eager_ones() -> None:
     engine = start_runtime(RuntimeConfig(device="cuda"))
     pixels = torch.randint(0, 256, (40, 3, 64, 64), dtype=torch.uint8, device=CUDA)
@@ -179,7 +181,7 @@ def test_compiled_crops_are_the_eager_ones() -> None:
     torch.testing.assert_close(feeder.view(samples, compiled=True), feeder.view(samples), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
+@COMPILING
 def test_a_compiled_pass_is_the_eager_one() -> None:
     engine = exact()
     settings = {"backbone": "resnet18", "pretrained": "none", "epochs": 1, "batch_size": 64}

@@ -19,6 +19,7 @@ WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
 """The scores of `usfan.adaptation.open_set`, which are not imported here."""
+LABEL_SOURCES = ("centroid", "posterior-centroid", "gaussian", "propagation")
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 
@@ -164,7 +165,7 @@ class AdaptConfig(OptimiserConfig):
     neighbour_weight: float = 1.0
     """Weight of that pull."""
     pseudo_label_source: str = "centroid"
-    """Where pseudo-labels come from: centroid (recipe), posterior-centroid, or propagation over neighbours."""
+    """Where pseudo-labels come from: centroid (recipe), posterior-centroid, gaussian, or propagation (neighbours)."""
     weigh_entropy: bool = True
     """Weigh the entropy term by certainty (Eq. 7)."""
     weigh_pseudo_labels: bool = False
@@ -212,7 +213,7 @@ class AdaptConfig(OptimiserConfig):
             check_prior(self.prior)
         one_of("refresh", self.refresh, ("epoch", "step"))
         one_of("certainty", self.certainty, ("total", "epistemic"))
-        one_of("pseudo_label_source", self.pseudo_label_source, ("centroid", "posterior-centroid", "propagation"))
+        one_of("pseudo_label_source", self.pseudo_label_source, LABEL_SOURCES)
         at_least("neighbours", self.neighbours, 0)
         at_least("neighbour_weight", self.neighbour_weight, 0)
         at_least("weight_power", self.weight_power, 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.covariance import ledoit_wolf
 
 from oracles import centroids as oracle
 from oracles.last_layer import last_layer, shifted
 from usfan.adaptation import neighbours
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.pseudo_labels import nearest_centroid, unit_features
+from usfan.adaptation.pseudo_labels import GAUSSIAN_ROUNDS, nearest_centroid, nearest_gaussian, unit_features
 from usfan.adaptation.weights import divide_by_mean, raw_weights, weights_of
 from usfan.config import AdaptConfig
 from usfan.models.model import Outputs
@@ -60,6 +61,43 @@ def test_permuted_samples_and_split_sums():
     assert torch.equal(nearest_centroid(features[order], probs[order]), whole[order])
     doubled = nearest_centroid(features, probs, total=lambda sums: 2 * sums)  # as if another process had the same
     assert torch.equal(doubled, whole)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_nearest_gaussian(masked):
+    """Against EM with loops, residuals repeated by their share, and scikit-learn's Ledoit and Wolf."""
+    features, probs = target(90)
+    labels = probs.argmax(dim=1).clamp_max(2)  # class 3 has no sample
+    mask = (torch.rand(90) > 0.3).double() if masked else torch.ones(90, dtype=torch.float64)
+    phi = unit_features(features).double()
+    share = torch.nn.functional.one_hot(labels, 4).double()
+    for _ in range(GAUSSIAN_ROUNDS):
+        means = [(share[:, k] * mask) @ phi / (share[:, k] @ mask) for k in range(3)]
+        covariance = oracle.shrunk_covariance([(phi - m, share[:, k] * mask) for k, m in enumerate(means)])
+        scores = [-0.5 * torch.einsum("nd,de,ne->n", phi - m, covariance.inverse(), phi - m) for m in means]
+        share = torch.stack([*scores, torch.full((90,), -torch.inf, dtype=torch.float64)], dim=1).softmax(dim=1)
+    found = nearest_gaussian(features, labels, 4, mask=mask.float() if masked else None)
+    assert torch.equal(found, share.argmax(dim=1))
+    assert not torch.equal(found, labels)
+
+
+def test_the_oracle_shrinks_as_scikit_learn():
+    x = torch.randn(40, 6, dtype=torch.float64) * torch.arange(1, 7)
+    expected, _ = ledoit_wolf(x.numpy(), assume_centered=True)
+    found = oracle.shrunk_covariance([(x, torch.ones(40, dtype=torch.float64))])
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
+def test_gaussians_know_wide_directions_and_odd_targets():
+    """Two long, thin classes side by side: the nearest centroid cuts them across, a Gaussian does not."""
+    truth = torch.arange(2).repeat_interleave(200)
+    features = torch.stack([3 * torch.randn(400), truth + 0.05 * torch.randn(400)], dim=1)
+    start = torch.where(torch.rand(400) < 0.3, 1 - truth, truth)
+    assert (nearest_gaussian(features, start, 2) == truth).double().mean() > 0.95
+    nobody = nearest_gaussian(features, start, 2, mask=torch.zeros(400))
+    assert torch.equal(nobody, start)
+    same = nearest_gaussian(torch.ones(5, 3), torch.zeros(5, dtype=torch.long), 2)
+    assert torch.equal(same, torch.zeros(5, dtype=torch.long))
 
 
 def test_unit_features():

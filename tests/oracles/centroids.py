@@ -1,9 +1,12 @@
-"""Pseudo-labels and neighbours by loops over samples, in Python floats."""
+"""Pseudo-labels and neighbours by loops over samples, in Python floats; a shrunk covariance one sample at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 Rows = Sequence[Sequence[float]]
 
@@ -77,3 +80,16 @@ def propagated(
             after.append([alpha * row[k] + (1 - alpha) * seeds[i][k] for k in classes])
         spread = after
     return [[v / sum(row) for v in row] for row in spread]
+
+
+def shrunk_covariance(groups: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Ledoit and Wolf's covariance of weighted residuals N × D, as their paper has it: one sample at a time."""
+    rows = [(float(w), x) for residuals, weights in groups for x, w in zip(residuals, weights, strict=True)]
+    total = sum(w for w, _ in rows)
+    plain = sum(w * torch.outer(x, x) for w, x in rows) / total
+    D = len(plain)
+    even = plain.trace() / D * torch.eye(D, dtype=plain.dtype)
+    away = (plain - even).square().sum() / D
+    noise = sum(w * (torch.outer(x, x) - plain).square().sum() / D for w, x in rows) / total**2
+    share = min(float(noise / away), 1.0)
+    return share * even + (1 - share) * plain

@@ -1,11 +1,13 @@
 """`usfan reproduce` end to end on look-alikes of every data set: all pairs, the table, resuming, and clear refusals."""
 
 import io
+import itertools
 import json
 import shutil
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from lookalikes import make
 from small_runs import TINY, usfan
@@ -107,6 +109,29 @@ def test_a_finished_cell_is_never_run_twice(digits, tmp_path, capsys):
     assert (settings["benchmark"], settings["methods"]) == ("digits", ["source-only", "shot", "u-sfan"])
     assert usfan("reproduce", "digits", "--config", out / "config.yaml", "--out", out, *TINY) == 0
     assert "| shot |" in (out / "table.md").read_text()
+
+
+def test_how_far_seeds_agree(digits, tmp_path, capsys):
+    out = tmp_path / "study"
+    given = ("--methods", "source-only", "shot", "--pairs", "M-U", "U-M", "--seeds")
+    assert reproduce("digits", digits, out, *given, 0) == 0
+    assert not (out / "agreement.json").exists()  # with whom?
+    capsys.readouterr()
+    assert reproduce("digits", digits, out, *given, 0, 1, 2) == 0
+    found = json.loads((out / "agreement.json").read_text())
+    assert list(found) == ["source-only", "shot"]
+    runs = [load_file(out / "cells" / f"shot_M-U_{seed}.safetensors")["predicted"].tolist() for seed in range(3)]
+    same = [sum(x == y for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(runs, 2)]
+    assert found["shot"]["M→U"] == pytest.approx(100 * sum(same) / (3 * len(runs[0])))
+    assert found["shot"]["avg"] == pytest.approx((found["shot"]["M→U"] + found["shot"]["U→M"]) / 2)
+    shown = (out / "agreement.md").read_text()
+    assert shown in capsys.readouterr().out
+    assert f"| shot | {found['shot']['M→U']:.1f} |" in shown
+    (out / "cells" / "shot_U-M_2.safetensors").unlink()  # as in a folder from before predictions were kept
+    assert reproduce("digits", digits, out, *given, 0, 1, 2) == 0
+    again = json.loads((out / "agreement.json").read_text())
+    assert again["source-only"] == found["source-only"]
+    assert again["shot"]["M→U"] == pytest.approx(100 * same[0] / len(runs[0]))
 
 
 def test_two_processes_give_the_same_rows_as_one(digits, tmp_path, capfd):

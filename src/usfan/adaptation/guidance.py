@@ -14,7 +14,7 @@ from usfan.adaptation.methods import Method
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.adaptation.objectives import diversity, sample_entropy
 from usfan.adaptation.open_set import split_unknown
-from usfan.adaptation.pseudo_labels import nearest_centroid
+from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
 from usfan.adaptation.weights import divide_by_class_mean, divide_by_mean, weights_of
 from usfan.config import AdaptConfig
 from usfan.models.model import Outputs
@@ -89,6 +89,8 @@ class Guidance:
             return propagate(places, similarities, outputs.probs, self.certainty * self.known).argmax(dim=1)
         probs = outputs.posterior_probs if config.pseudo_label_source == "posterior-centroid" else outputs.probs
         threshold = PARTIAL_THRESHOLD if config.partial_set else 0
-        return nearest_centroid(
-            outputs.features, probs, threshold=threshold, mask=self.known if config.open_set else None
-        )
+        mask = self.known if config.open_set else None
+        labels = nearest_centroid(outputs.features, probs, threshold=threshold, mask=mask)
+        if config.pseudo_label_source == "gaussian":
+            labels = nearest_gaussian(outputs.features, labels, probs.shape[1], mask=mask)
+        return labels

@@ -28,6 +28,7 @@ from usfan.evaluation.evaluate import score_outputs
 from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
+from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
 from usfan.reproduce.choices import chosen_pairs, commit, take_jobs
 from usfan.reproduce.command import take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
@@ -149,6 +150,9 @@ class Suite:
     def cell_path(self, seed: int, source: str, target: str, method: str) -> Path:
         return self.out / "cells" / f"{method}_{source}-{target}_{seed}.json"
 
+    def tensors_path(self, seed: int, source: str, target: str, method: str) -> Path:
+        return self.cell_path(seed, source, target, method).with_suffix(".safetensors")
+
     def run_cell(self, seed: int, source: str, target: str, method: str) -> dict[str, Any]:
         path = self.cell_path(seed, source, target, method)
         if path.is_file():
@@ -163,11 +167,13 @@ class Suite:
         row |= self.score(adapted, target, store)
         row |= self.curves(adapted, store)
         row["commit"] = commit()
+        assert adapted.passes is not None
+        kept = {PREDICTED: predicted_classes(adapted.passes.after.logits)}
         if self.setting == "closed" and store.labels is not None:
             entropies = entropies_of(adapted, store.labels)
             row["auroc_correct"] = correct_areas(entropies)
-            if method in ENTROPY_METHODS:
-                write_tensors(path.with_suffix(".safetensors"), entropies)
+            kept |= entropies if method in ENTROPY_METHODS else {}
+        write_tensors(self.tensors_path(seed, source, target, method), kept)
         write_json(path, row)
         event = {"event": "cell", "time": round(time.time(), 3), **{k: row[k] for k in LOGGED}}
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
@@ -257,14 +263,13 @@ class Suite:
 
         table_figure(table, self.out / "table.png")
         self.entropy_figures()
-        print(table.to_markdown())
+        print("\n".join(filter(None, (table.to_markdown(), write_agreement(self)))))
         return table
 
     def entropy_figures(self) -> None:
         """The paper's entropy densities of each task at the first seed, where both methods were run."""
         for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES else ():
-            cells = [self.cell_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
-            files = [path.with_suffix(".safetensors") for path in cells]
+            files = [self.tensors_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
             if all(file.is_file() for file in files):
                 point, posterior = (load_file(file) for file in files)
                 path = self.out / f"entropy_{source}-{target}.png"

@@ -1,0 +1,77 @@
+"""Does agreement between seeds tell better settings from worse ones? Digits, CPU, about a quarter of an hour.
+
+    python studies/agreement_digits.py [--seeds 0 1 2 3 4] [--out FILE.json]
+
+Every case runs with every seed, each with its own source model. A row has the accuracy of a run's last iterate, and its
+agreement with the run of the next seed (the last with the first). A case is judged by the mean over its seeds. Labels
+serve for the accuracy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from studies.paths import write_rows  # noqa: E402
+
+import usfan  # noqa: E402
+from usfan.reproduce.agreement import agreement, predicted_classes  # noqa: E402
+from usfan.reproduce.digits import load_mnist5k, load_uci  # noqa: E402
+
+CASES: dict[str, tuple[str, dict]] = {
+    "shot-im": ("shot-im", {}),
+    "shot-im-entropy": ("shot-im-entropy", {}),
+    "shot": ("shot", {}),
+    "u-sfan": ("u-sfan", {}),
+    "u-sfan annealed": ("u-sfan", {"anneal": True}),
+    "u-sfan mean 1": ("u-sfan", {"balance": False}),
+    "u-sfan memory": ("u-sfan", {"diversity_memory": 0.9}),
+    "u-sfan power 2": ("u-sfan", {"weight_power": 2.0}),
+    "u-sfan literal": ("u-sfan", {"preset": "paper"}),
+    "u-sfan+": ("u-sfan+", {}),
+    "u-sfan+ annealed": ("u-sfan+", {"anneal": True}),
+    "u-sfan+ gaussian": ("u-sfan+", {"pseudo_label_source": "gaussian"}),
+    "u-sfan+ late labels": ("u-sfan+", {"pseudo_label_warmup": 2}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    mnist, uci = load_mnist5k(), load_uci()
+    rows: list[dict] = []
+    for task, data, target in (("mnist-uci", mnist, uci), ("uci-mnist", uci, mnist)):
+        predicted: dict[str, list] = {case: [] for case in options.cases}
+        for seed in options.seeds:
+            source = usfan.train_source(data, backbone="digits-cnn", epochs=options.epochs, seed=seed)
+            for case in options.cases:
+                method, settings = CASES[case]
+                given = {"epochs": options.epochs, "seed": seed, "guard": False, **settings}
+                model = usfan.adapt(source, target, method, **given)
+                assert model.passes is not None
+                found = predicted_classes(model.passes.after.logits)
+                predicted[case].append(found)
+                right = 100 * float((found == target.labels).double().mean())
+                rows.append({"task": task, "case": case, "seed": seed, "accuracy": round(right, 2)})
+                print(rows[-1], flush=True)
+        for case, runs in predicted.items():
+            own = [r for r in rows if (r["task"], r["case"]) == (task, case)]
+            for row, one, two in zip(own, runs, [*runs[1:], runs[0]], strict=True):
+                row["agreement"] = round(agreement([one, two]), 2)
+            figures = [statistics.fmean(r[name] for r in own) for name in ("agreement", "accuracy")]
+            print(f"{task} {case:24s} agreement {figures[0]:.2f}  accuracy {figures[1]:.2f}", flush=True)
+        if options.out:
+            write_rows(options.out, "python studies/agreement_digits.py", rows)
+
+
+if __name__ == "__main__":
+    main()
