@@ -12,9 +12,10 @@ from lookalikes import picture
 from usfan.adaptation import objectives
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.guard import TRUSTED, WITNESS, Guard
+from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
 from usfan.adaptation.settings import choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
-from usfan.config import AdaptConfig, make_config
+from usfan.config import LABEL_SOURCES, AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import engine_store, forward, set_mode
 from usfan.errors import ConfigError, DataError
@@ -142,6 +143,22 @@ def test_shot_adds_the_pseudo_label_loss(source):
     picked = logits.double().log_softmax(1)[torch.arange(8), run.guidance.pseudo_labels[samples]]
     close(loss_pseudo, -picked.mean())
     close(loss, entropy + diversity - 0.3 * picked.mean())
+
+
+@pytest.mark.parametrize("open_set", [True, False])
+def test_where_pseudo_labels_come_from(source, open_set):
+    """Each source of them is what it says, of the known samples where there are others."""
+    given = {"method": "shot", "open_set": open_set}
+    for name in LABEL_SOURCES:
+        run, *_ = first_step(source, pseudo_label_source=name, **given)
+        outputs, mask = run.outputs(), run.guidance.known if open_set else None
+        probs = outputs.posterior_probs if name == "posterior-centroid" else outputs.probs
+        expected = nearest_centroid(outputs.features, probs, mask=mask)
+        if name == "gaussian":
+            expected = nearest_gaussian(outputs.features, expected, len(CLASSES), mask=mask)
+        if name != "propagation":
+            assert torch.equal(run.guidance.pseudo_labels, expected)
+        assert set(run.guidance.pseudo_labels.tolist()) <= set(range(len(CLASSES)))
 
 
 def test_u_sfan_balances_its_weights_and_looks_at_the_whole_target_for_diversity(source):

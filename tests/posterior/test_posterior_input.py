@@ -164,3 +164,6 @@ def test_arrays_will_do(labels):
     found, expected = fit(**given, labels=labels(LAYER.labels)), fit(labels=LAYER.labels)
     assert found.log_evidence == expected.log_evidence
     assert torch.equal(found.logit_variance(LAYER.features), expected.logit_variance(LAYER.features))
+    for name in ("predictive", "certainty", "logits", "logit_variance"):
+        of_array = getattr(found, name)(LAYER.features.numpy())
+        assert torch.equal(of_array, getattr(expected, name)(LAYER.features))

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
+from small_runs import usfan
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.objectives import information_maximization
 from usfan.adaptation.pseudo_labels import nearest_centroid
@@ -210,7 +211,9 @@ def test_run_writes_its_folder_and_repeats_itself(tmp_path):
             assert metrics[shift][name]["runs"] == 2
     assert sum(steps) == 2 * (40 + 2 * (len(VARIANTS) - 1) * 6)
     assert json.loads((tmp_path / "toy" / "metrics.json").read_text()) == metrics
-    assert {p.name for p in (tmp_path / "toy").iterdir()} == {"metrics.json", "toy.png", "config.yaml", "log.jsonl"}
+    files = {"metrics.json", "toy.png", "config.yaml", "study.json", "log.jsonl"}
+    assert {p.name for p in (tmp_path / "toy").iterdir()} == files
+    assert json.loads((tmp_path / "toy" / "study.json").read_text())["target_steps"] == 6
     lines = [json.loads(line) for line in (tmp_path / "toy" / "log.jsonl").read_text().splitlines()]
     assert len(lines) == 2 + 2 * len(VARIANTS)
     with Image.open(tmp_path / "toy" / "toy.png") as picture:
@@ -218,6 +221,18 @@ def test_run_writes_its_folder_and_repeats_itself(tmp_path):
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(toy.table(metrics))
     assert f"{metrics['strong']['u-sfan']['accuracy']:.1f}" in console.export_text()
+
+
+def test_its_config_gives_the_same_study_again(tmp_path, monkeypatch):
+    real, short = toy.study_toy, {"source_steps": 4, "target_steps": 2}
+    monkeypatch.setattr(toy, "study_toy", lambda seeds, **given: real(seeds, **{**given, **short}))
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert usfan("reproduce", "toy", "--out", one, "--seeds", 3, 5, "--methods", "source-only", "u-sfan") == 0
+    assert usfan("reproduce", "toy", "--out", two, "--config", one / "config.yaml") == 0
+    found = [json.loads((out / "metrics.json").read_text())["strong"] for out in (one, two)]
+    assert len(found[0]["u-sfan"]["accuracies"]) == 2
+    accuracies = [{name: row["accuracies"] for name, row in metrics.items()} for metrics in found]
+    assert accuracies[0] == accuracies[1]
 
 
 @pytest.fixture(scope="module")

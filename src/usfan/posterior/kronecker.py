@@ -168,24 +168,23 @@ class KroneckerPosterior:
     def _noise(self) -> dict[int, Tensor]:
         return {}
 
-    def logits(self, features: Tensor) -> Tensor:
-        """The point estimate, B × K."""
-        return torch.nn.functional.linear(features.to(self.weight), self.weight, self.bias)
+    def logits(self, features: Any) -> Tensor:
+        """The point estimate, B × K. Features are B × D, here and below: a tensor, or what makes one."""
+        return torch.nn.functional.linear(self._checked(features), self.weight, self.bias)
 
     @torch.no_grad()
-    def eigen_variance(self, features: Tensor) -> Tensor:
+    def eigen_variance(self, features: Any) -> Tensor:
         """s, B × K: the variances of the logits along the columns of Q_B."""
-        features = features.to(self.weight)
+        features = self._checked(features)
         phi = append_one(features) if self.bias is not None else features
         return (phi @ self.feature_vectors).square() @ self.variance_table
 
-    def logit_variance(self, features: Tensor) -> Tensor:
+    def logit_variance(self, features: Any) -> Tensor:
         """B × K × K, exact for this posterior."""
-        self._check(features)
         return torch.einsum("ik,bk,jk->bij", self.class_vectors, self.eigen_variance(features), self.class_vectors)
 
     def predictive(
-        self, features: Tensor, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
+        self, features: Any, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
     ) -> Tensor:
         """Eq. 6: B × K probabilities. Fixed scrambled Sobol draws; fresh random ones when a generator is given.
 
@@ -194,23 +193,23 @@ class KroneckerPosterior:
         return predictive_probs(*self._draw(features, temperature, samples, generator), temperature)
 
     def moments(
-        self, features: Tensor, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
+        self, features: Any, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """The predictive B × K, and its mutual information B: the epistemic part of its entropy."""
         probs, mean_entropy = predictive_moments(*self._draw(features, temperature, samples, generator), temperature)
         return probs, (-torch.xlogy(probs, probs).sum(dim=1) - mean_entropy).clamp_min(0)
 
     def certainty(
-        self, features: Tensor, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
+        self, features: Any, temperature: float = 0.4, samples: int = 128, generator: torch.Generator | None = None
     ) -> Tensor:
         """Algorithm 1: B weights exp(−H) of the predictive."""
         return certainty_weights(self.predictive(features, temperature, samples, generator))
 
     @torch.no_grad()
     def _draw(
-        self, features: Tensor, temperature: float, samples: int, generator: torch.Generator | None
+        self, features: Any, temperature: float, samples: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        self._check(features)
+        features = self._checked(features)
         if not temperature > 0 or samples < 1:
             raise UsfanError(f"temperature must be positive and samples at least 1; got {temperature} and {samples}")
         if generator is None:
@@ -231,9 +230,11 @@ class KroneckerPosterior:
             self._noise[samples] = noise_table(self.basis, self.class_vectors, draws.to(self.weight))
         return self._noise[samples]
 
-    def _check(self, features: Tensor) -> None:
-        if features.ndim != 2 or features.shape[1] != self.weight.shape[1]:
-            raise UsfanError(f"features must be B×{self.weight.shape[1]}; got {tuple(features.shape)}")
+    def _checked(self, features: Any) -> Tensor:
+        found = torch.as_tensor(features)
+        if found.ndim != 2 or found.shape[1] != self.weight.shape[1]:
+            raise UsfanError(f"features must be B×{self.weight.shape[1]}; got {tuple(found.shape)}")
+        return found.to(self.weight)
 
     def with_prior(
         self, prior: float | str, *, damping: str | None = None, weight_decay: float | None = None

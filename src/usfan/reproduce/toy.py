@@ -1,6 +1,6 @@
 """The paper's toy experiment: mild and strong shift, every method, all seeds at once.
 
-    usfan reproduce toy        → runs/toy/: metrics.json, toy.png, config.yaml, log.jsonl
+    usfan reproduce toy        → runs/toy/: metrics.json, toy.png, config.yaml, study.json, log.jsonl
 
 To expect, in about a minute on two cores (seeds 0 to 19; accuracy in %, and flipped runs, those that end under 50 %):
 
@@ -179,15 +179,10 @@ def run_toy(
     moving = sum(METHODS[variant.method].adapts for variant in variants.values())
     with bar("toy", len(seeds) * (source_steps + len(SHIFTS) * moving * target_steps), "steps") as shown:
         study = study_toy(seeds, variants=variants, advance=progress or shown.advance, **settings)
-    config = {
-        "command": "reproduce toy",
-        "seeds": list(seeds),
-        **settings,
-        "momentum": toy.MOMENTUM,
-        "weight_decay": toy.WEIGHT_DECAY,
-        "methods": {name: asdict(variant) for name, variant in variants.items()},
-    }
+    config = {"command": "reproduce", "benchmark": "toy", "seeds": list(seeds), "methods": methods}
     write_text(out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    fixed = {**settings, "momentum": toy.MOMENTUM, "weight_decay": toy.WEIGHT_DECAY}
+    write_json(out / "study.json", {**fixed, "variants": {name: asdict(v) for name, v in variants.items()}})
     write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in study.log))
     if variants.keys() >= SHOWN:
         toy_figure(study, out / "toy.png")
