@@ -410,6 +410,25 @@ def blind_guard_table() -> str:
     return guard_table(rows)
 
 
+def agreement_table() -> str:
+    """Agreement between seeds beside accuracy, mean over seeds, and the rank correlation of both over the cases."""
+    rows = load("agreement-digits.json")["rows"]
+    tasks, cases = (list(dict.fromkeys(r[key] for r in rows)) for key in ("task", "case"))
+    figures = {
+        (task, case, name): statistics.fmean(r[name] for r in rows if (r["task"], r["case"]) == (task, case))
+        for task in tasks
+        for case in cases
+        for name in ("agreement", "accuracy")
+    }
+    lines = [[c, *(f"{figures[t, c, f]:.1f}" for t in tasks for f in ("agreement", "accuracy"))] for c in cases]
+    line = ["rank correlation"]
+    for task in tasks:
+        each = [ranks([figures[task, case, name] for case in cases]) for name in ("agreement", "accuracy")]
+        line += [f"{statistics.correlation(*each):+.2f}", ""]
+    header = [f"{t}: {f}" for t in tasks for f in ("agreement", "accuracy (not used)")]
+    return markdown(["case", *header], [*lines, line])
+
+
 def digits_memory_table() -> str:
     rows = load("digits-memory.json")["rows"]
     lines = []
@@ -486,6 +505,7 @@ TABLES = {
     **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
+    "agreement-digits": agreement_table,
     "office31-open": open_set_table,
     "office31-open-earlier": open_set_earlier_table,
     "office31-open-scores": open_set_scores_table,

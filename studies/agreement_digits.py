@@ -37,6 +37,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "u-sfan+ annealed": ("u-sfan+", {"anneal": True}),
     "u-sfan+ gaussian": ("u-sfan+", {"pseudo_label_source": "gaussian"}),
     "u-sfan+ late labels": ("u-sfan+", {"pseudo_label_warmup": 2}),
+    "u-sfan+ labels after 1": ("u-sfan+", {"pseudo_label_warmup": 1}),
+    "u-sfan+ labels after 4": ("u-sfan+", {"pseudo_label_warmup": 4}),
+    "shot late labels": ("shot", {"pseudo_label_warmup": 2}),
+    "shot-im-entropy balanced": ("shot-im-entropy", {"balance": True}),
 }
 
 
