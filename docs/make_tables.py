@@ -190,7 +190,7 @@ def seeds_table() -> str:
     for name, method in sorted(names.items(), key=lambda item: item[1]):
         other = "shot" if method == "u-sfan+" else "shot-im"
         apart = [means[name][seed] - means[other][seed] for seed in sorted(means[other])]
-        lines.append([name, other, *(f"{a:+.1f}" for a in apart), f"{statistics.fmean(apart):+.1f}"])
+        lines.append([name, other, *(f"{round(a, 1) + 0.0:+.1f}" for a in (*apart, statistics.fmean(apart)))])
     return markdown(["variant", "above", *map(str, sorted(means["shot"])), "mean"], lines)
 
 
@@ -295,7 +295,7 @@ def search_rule_table() -> str:
 
 
 def guard_paths() -> list[dict]:
-    """Every adapting run on Office-31 whose path was kept."""
+    """The adapting runs on Office-31 of the first two closed-set studies and the first search."""
     names = ("office31-second.json", "office31-earlier.json")
     rows = [r for name in names for r in load(name)["rows"] if r["method"] != "source-only"]
     return [r["path"] for r in [*rows, *load("office31-search.json")["rows"]]]
@@ -374,7 +374,7 @@ def guard_table(rows: list[dict] | None = None) -> str:
             for rules in ({"neighbourly": False}, {"moves": False})
         ]
         helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
-        lost = f"{statistics.fmean(a - b for a, b in helped):.2f}" if helped else "–"
+        lost = f"{round(statistics.fmean(a - b for a, b in helped), 2) + 0.0:.2f}" if helped else "–"
         below = [
             sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, *others, kept)
         ]

@@ -19,7 +19,7 @@ WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
 """The scores of `usfan.adaptation.open_set`, which are not imported here."""
-LABEL_SOURCES = ("centroid", "posterior-centroid", "gaussian", "propagation")
+LABEL_SOURCES = ("centroid", "posterior-centroid", "gaussian", "propagation")  # adaptation/guidance.py
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 

@@ -167,3 +167,6 @@ def test_arrays_will_do(labels):
     for name in ("predictive", "certainty", "logits", "logit_variance"):
         of_array = getattr(found, name)(LAYER.features.numpy())
         assert torch.equal(of_array, getattr(expected, name)(LAYER.features))
+    for features in ([[1.0], [2.0, 3.0]], "features", None):
+        with pytest.raises(UsfanError, match="features must be B×"):
+            found.predictive(features)

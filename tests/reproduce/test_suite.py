@@ -6,8 +6,9 @@ import json
 import shutil
 
 import pytest
+import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from lookalikes import make
 from small_runs import TINY, usfan
@@ -71,10 +72,15 @@ def test_cifar_stl_stands_beside_the_numbers_of_the_papers_text(tmp_path):
 def test_open_and_partial_set(name, setting, tmp_path):
     root = make(name, tmp_path / "data", images=2, classes_limit=CLASSES[name])
     pair = {"office31": "D-W", "office-home": "A-C"}[name]
-    more = ("--methods", "source-only", "u-sfan", "--pairs", pair, f"--{setting}-set")
+    more = ("--methods", "source-only", "shot-im", "u-sfan", "--pairs", pair, f"--{setting}-set", "--seeds", 0, 1)
     assert reproduce(name, root, tmp_path / "study", *more) == 0
     results = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert (results["setting"], len(results["rows"])) == (setting, 2)
+    assert (results["setting"], len(results["rows"])) == (setting, 6)
+    predicted = load_file(tmp_path / "study" / "cells" / f"u-sfan_{pair}_0.safetensors")["predicted"]
+    known = len(SourceModel.load(tmp_path / "study" / "models" / f"{pair[0]}_0").classes)
+    unknown = [row for row in results["rows"] if (row["method"], row["seed"]) == ("u-sfan", 0)]
+    assert (known in predicted.tolist()) == (setting == "open" and unknown[0]["unknown_accuracy"] > 0)
+    assert (tmp_path / "study" / "agreement.md").is_file()
     assert ("hos" in results["rows"][0]) == (setting == "open")
     source = SourceModel.load(tmp_path / "study" / "models" / f"{pair[0]}_0")
     assert len(source.classes) == {"office31open": 10, "office-homeopen": 25, "office-homepartial": 27}[name + setting]
@@ -132,6 +138,14 @@ def test_how_far_seeds_agree(digits, tmp_path, capsys):
     again = json.loads((out / "agreement.json").read_text())
     assert again["source-only"] == found["source-only"]
     assert again["shot"]["M→U"] == pytest.approx(100 * same[0] / len(runs[0]))
+    assert (again["source-only"]["seeds"], again["shot"]["seeds"]) == (3, 2)
+    (out / "cells" / "source-only_U-M_0.safetensors").write_bytes(b"")
+    save_file({"predicted": torch.zeros(2, dtype=torch.int16)}, out / "cells" / "shot_U-M_0.safetensors")
+    assert reproduce("digits", digits, out, *given, 0, 1, 2) == 0  # damaged, and of other data: left out
+    again = json.loads((out / "agreement.json").read_text())
+    assert {name: row["seeds"] for name, row in again.items()} == {"source-only": 2}
+    assert reproduce("digits", digits, out, *given, 0) == 0
+    assert not list(out.glob("agreement.*"))
 
 
 def test_two_processes_give_the_same_rows_as_one(digits, tmp_path, capfd):

@@ -49,7 +49,7 @@ def nearest_gaussian(features: Tensor, labels: Tensor, classes: int, *, mask: Te
     phi = unit_features(features).double()
     keep = torch.ones(len(phi), dtype=phi.dtype, device=phi.device) if mask is None else mask.double()
     phi = phi - (keep @ phi) / keep.sum().clamp_min(1)
-    share = torch.nn.functional.one_hot(labels, classes).to(phi)
+    share = torch.nn.functional.one_hot(labels.long(), classes).to(phi)
     missing = (share * keep[:, None]).sum(dim=0) == 0
     for _ in range(GAUSSIAN_ROUNDS):
         share = share * keep[:, None]

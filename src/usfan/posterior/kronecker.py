@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,16 @@ from usfan.posterior.predictive import (
 
 DAMPING = ("exact", "factored")
 TENSORS = ("weight", "bias", "feature_values", "feature_vectors", "class_values", "class_vectors")
+
+
+def as_features(given: Any) -> Tensor:
+    """A tensor as it is; a copy of anything that numpy makes numbers of."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.from_numpy(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise UsfanError(f"features must be B×D numbers: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +181,7 @@ class KroneckerPosterior:
 
     def logits(self, features: Any) -> Tensor:
         """The point estimate, B × K. Features are B × D, here and below: a tensor, or what makes one."""
-        return torch.nn.functional.linear(self._checked(features), self.weight, self.bias)
+        return torch.nn.functional.linear(as_features(features).to(self.weight), self.weight, self.bias)
 
     @torch.no_grad()
     def eigen_variance(self, features: Any) -> Tensor:
@@ -231,7 +242,7 @@ class KroneckerPosterior:
         return self._noise[samples]
 
     def _checked(self, features: Any) -> Tensor:
-        found = torch.as_tensor(features)
+        found = as_features(features)
         if found.ndim != 2 or found.shape[1] != self.weight.shape[1]:
             raise UsfanError(f"features must be B×{self.weight.shape[1]}; got {tuple(found.shape)}")
         return found.to(self.weight)

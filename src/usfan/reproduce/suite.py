@@ -167,8 +167,7 @@ class Suite:
         row |= self.score(adapted, target, store)
         row |= self.curves(adapted, store)
         row["commit"] = commit()
-        assert adapted.passes is not None
-        kept = {PREDICTED: predicted_classes(adapted.passes.after.logits)}
+        kept = {PREDICTED: predicted_classes(adapted)}
         if self.setting == "closed" and store.labels is not None:
             entropies = entropies_of(adapted, store.labels)
             row["auroc_correct"] = correct_areas(entropies)
@@ -267,8 +266,8 @@ class Suite:
         return table
 
     def entropy_figures(self) -> None:
-        """The paper's entropy densities of each task at the first seed, where both methods were run."""
-        for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES else ():
+        """The paper's entropy densities of each task at the first seed, where both methods were run; closed set."""
+        for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES and self.setting == "closed" else ():
             files = [self.tensors_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
             if all(file.is_file() for file in files):
                 point, posterior = (load_file(file) for file in files)
