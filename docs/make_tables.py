@@ -429,6 +429,12 @@ def agreement_table() -> str:
     return markdown(["case", *header], [*lines, line])
 
 
+def labels_table() -> str:
+    rows = load("office31-labels.json")["rows"]
+    kinds = ("head", "centroid", "gaussian")
+    return markdown(["labels", *(r["task"] for r in rows)], [[k, *(f"{r[k]:.1f}" for r in rows)] for k in kinds])
+
+
 def digits_memory_table() -> str:
     rows = load("digits-memory.json")["rows"]
     lines = []
@@ -506,6 +512,7 @@ TABLES = {
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "agreement-digits": agreement_table,
+    "office31-labels": labels_table,
     "office31-open": open_set_table,
     "office31-open-earlier": open_set_earlier_table,
     "office31-open-scores": open_set_scores_table,

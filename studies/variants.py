@@ -117,8 +117,6 @@ VARIANTS = (
     Variant("shot late labels", "shot", "pseudo-labels after a third", {}, LateLabels),
     Variant("u-sfan+ annealed late", "u-sfan+", "power 2 to 0, pseudo-labels after a third", ANNEALED, LateLabels),
     Variant("u-sfan+ gaussian", "u-sfan+", "balanced, memory, labels by Gaussians with one covariance", GAUSSIAN),
-    Variant("u-sfan+ annealed gaussian", "u-sfan+", "the same, power 2 to 0", {**GAUSSIAN, "anneal": True}),
-    Variant("shot gaussian", "shot", "labels by Gaussians", {"pseudo_label_source": "gaussian"}),
     Variant("u-sfan+ own gaussian", "u-sfan+", "labels by Gaussians", {**OWN, "pseudo_label_source": "gaussian"}),
     Variant("u-sfan+ own annealed", "u-sfan+", "power 2 to 0", OWN_ANNEALED),
     Variant("u-sfan+ own annealed late", "u-sfan+", "the same, pseudo-labels after a third", OWN_ANNEALED, LateLabels),
