@@ -15,6 +15,7 @@ from usfan.data.views import InputSpec, normalised_centres, normalised_crops, st
 from usfan.errors import ArtifactError
 from usfan.models.classifier import Classifier, lay_out, plain_layout
 from usfan.models.fused_norm import fuse_norms, plain_norms
+from usfan.models.pointwise import multiply_pointwise, plain_pointwise
 from usfan.models.stem import block_stems, plain_stems
 from usfan.progress import bar
 from usfan.run import Checkpoint, RunFolder
@@ -142,14 +143,17 @@ def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> None:
         return
     if worth_compiling(runtime, steps):
         block_stems(classifier)
-    else:
-        fuse_norms(classifier, runtime.device, torch.bfloat16 if runtime.precision == "bf16" else torch.float32)
+        return
+    dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
+    fuse_norms(classifier, runtime.device, dtype)
+    multiply_pointwise(classifier)
 
 
 def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
     """In test mode, with its own layers, and on a CPU laid out as it will be when it is loaded again: the same bits
     come out of it."""
     plain_stems(classifier)
+    plain_pointwise(classifier)
     plain_norms(classifier)
     if runtime.device.type == "cpu":
         plain_layout(classifier)

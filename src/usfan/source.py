@@ -157,6 +157,7 @@ class Training:
             if len(self.held_rows) and self.validation_is_due(epoch):
                 figures["validation_accuracy"] = self.validate(epoch)
             self.record(epoch, figures)
+        self.stepper.release()
         if self.best_state:
             self.classifier.load_state_dict(self.best_state)
         held = bool(self.best_state)

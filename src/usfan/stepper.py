@@ -8,9 +8,10 @@ memory: the same batch, the same statistics over it, the same result, only slowe
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,19 @@ WORTH_CAPTURING = 50
 
 def worth_capturing(runtime: Runtime, steps: int) -> bool:
     return runtime.fast and (runtime.compile != "auto" or steps >= WORTH_CAPTURING)
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """An old graph freed in the middle of a capture would break it. To collect all garbage before takes longer than to
+    capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Stepper:
@@ -55,6 +69,10 @@ class Stepper:
         if self.calls[size] <= WARM_UP:
             return self._on_side_stream(inputs)
         return self._record(inputs)
+
+    def release(self) -> None:
+        """No more steps: the memory of the graphs is free, though something may still hold on to this."""
+        self.graphs.clear()
 
     def step(self, *inputs: Tensor) -> Tensor:
         """The step itself; from the first time that memory runs out, with its activations in host memory."""
@@ -107,8 +125,7 @@ class Stepper:
         before = generator.clone_state()
         try:
             torch.cuda.synchronize(self.device)
-            gc.collect()  # an old graph freed in the middle of a capture would break it
-            with torch.cuda.graph(graph):
+            with no_collection(), torch.cuda.graph(graph):
                 result = self.plain_step(*static)
         except Exception as error:
             log.warning("the step could not be captured as a CUDA graph and runs eagerly: %s", error)

@@ -139,6 +139,8 @@ class Adaptation:
             outputs = self.outputs()
         if before is None:
             before = self.outputs(self.source_copy())
+        for stepper in filter(None, (self.stepper, self.replay)):
+            stepper.release()
         return self.finished(kept, before, outputs, time.perf_counter() - started)
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
