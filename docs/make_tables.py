@@ -169,29 +169,55 @@ def closed_set_table(rows: list[dict] | None = None, key: str = "method") -> str
     return markdown([key, *tasks, "average"], lines)
 
 
-def variants_table() -> str:
+def variants_table(run: str = "") -> str:
     """Other settings beside the methods that they are of, from the same source models."""
     compared = ("shot-im", "u-sfan", "shot", "u-sfan+")
-    rows = [{**r, "variant": r["method"]} for r in load("office31.json")["rows"] if r["method"] in compared]
+    rows = [{**r, "variant": r["method"]} for r in load(f"office31{run}.json")["rows"] if r["method"] in compared]
     rows.sort(key=lambda r: compared.index(r["method"]))
-    return closed_set_table([*rows, *load("office31-variants.json")["rows"]], "variant")
+    return closed_set_table([*rows, *load(f"office31-variants{run}.json")["rows"]], "variant")
+
+
+def closed_set_runs() -> dict[str, list[dict]]:
+    """The rows of all runs of the study; `case` is the method and its settings, by the names that they have today."""
+    files = {
+        "first": ["office31-earlier.json"],
+        "second": ["office31-second.json"],
+        "third": ["office31-third.json", "office31-variants-third.json"],
+        "fourth": ["office31.json", "office31-variants.json"],
+    }
+    runs = {run: [row for name in names for row in load(name)["rows"]] for run, names in files.items()}
+    for run, rows in runs.items():
+        for row in rows:
+            row["case"] = row.get("variant", row["method"])
+            if run != "fourth":  # annealing was a setting then
+                now = {"u-sfan": "u-sfan not annealed", "u-sfan annealed": "u-sfan"}
+                row["case"] = now.get(row["case"], row["case"])
+    return runs
+
+
+def case_means(rows: list[dict], case: str) -> dict[int, float]:
+    """Averages over the six tasks, by seed."""
+    found = by_seed([r for r in rows if r["case"] == case], lambda r: r["accuracy"])
+    return {seed: statistics.fmean(found[seed]) for seed in sorted(found)}
 
 
 def seeds_table() -> str:
-    """Averages over the six tasks by seed, and how far above the method that it is compared with."""
-    rows = [*load("office31.json")["rows"], *load("office31-variants.json")["rows"]]
-    names = {r.get("variant", r["method"]): r["method"] for r in rows if r["method"] in ("u-sfan", "u-sfan+")}
-    found = {
-        name: by_seed([r for r in rows if r.get("variant", r["method"]) == name], lambda r: r["accuracy"])
-        for name in ("shot-im", "shot", *names)
-    }
-    means = {name: {seed: statistics.fmean(v) for seed, v in seeds.items()} for name, seeds in found.items()}
+    """How far a case is above the method that it is compared with, by run and seed."""
+    runs = closed_set_runs()
     lines = []
-    for name, method in sorted(names.items(), key=lambda item: item[1]):
-        other = "shot" if method == "u-sfan+" else "shot-im"
-        apart = [means[name][seed] - means[other][seed] for seed in sorted(means[other])]
-        lines.append([name, other, *(f"{round(a, 1) + 0.0:+.1f}" for a in (*apart, statistics.fmean(apart)))])
-    return markdown(["variant", "above", *map(str, sorted(means["shot"])), "mean"], lines)
+    for case in dict.fromkeys(r["case"] for run in reversed(runs.values()) for r in run):
+        if not case.startswith("u-sfan"):
+            continue
+        other = "shot" if case.startswith("u-sfan+") else "shot-im"
+        apart = {
+            (run, seed): mean - case_means(rows, other)[seed]
+            for run, rows in runs.items()
+            for seed, mean in case_means(rows, case).items()
+        }
+        of = [" ".join(f"{round(a, 1) + 0.0:+.1f}" for (r, _), a in apart.items() if r == run) or "–" for run in runs]
+        lines.append([case, other, *of, f"{round(statistics.fmean(apart.values()), 1) + 0.0:+.1f}", str(len(apart))])
+    lines.sort(key=lambda line: line[1], reverse=True)
+    return markdown(["case", "above", *(f"{run} run" for run in runs), "mean", "runs of a seed"], lines)
 
 
 def closed_set_averages() -> str:
@@ -210,20 +236,15 @@ def closed_set_averages() -> str:
 
 def repeats_table() -> str:
     """Averages over the six tasks, by run and seed."""
-    names = {"first": "office31-earlier.json", "second": "office31-second.json", "third": "office31.json"}
-    runs = {run: load(name)["rows"] for run, name in names.items()}
-    columns = [f"{run}, {seed}" for run, rows in runs.items() for seed in sorted({r["seed"] for r in rows})]
+    runs = closed_set_runs()
+    columns = {run: sorted({r["seed"] for r in rows}) for run, rows in runs.items()}
     lines = []
-    for method in dict.fromkeys(r["method"] for r in runs["first"]):
-        means = [
-            statistics.fmean(values)
-            for rows in runs.values()
-            for _, values in sorted(
-                by_seed([r for r in rows if r["method"] == method], lambda r: r["accuracy"]).items()
-            )
-        ]
-        lines.append([method, *(f"{m:.1f}" for m in means), f"{statistics.fmean(means):.1f}"])
-    return markdown(["method", *columns, "mean"], lines)
+    for case in ("source-only", "shot-im", "shot-im-entropy", "u-sfan not annealed", "u-sfan", "shot", "u-sfan+"):
+        found = {run: case_means(rows, case) for run, rows in runs.items()}
+        cells = [f"{found[run][s]:.1f}" if s in found[run] else "–" for run, seeds in columns.items() for s in seeds]
+        mean = statistics.fmean(m for means in found.values() for m in means.values())
+        lines.append([case, *cells, f"{mean:.1f}"])
+    return markdown(["case", *(f"{run}, {seed}" for run, seeds in columns.items() for seed in seeds), "mean"], lines)
 
 
 def correctness_table() -> str:
@@ -404,15 +425,16 @@ def fresh_guard_table() -> str:
 
 def blind_guard_table() -> str:
     """Runs made after every threshold was fixed."""
-    rows = load("guard-blind.json")["rows"] + on_office31(load("office31.json")["rows"], "default")
-    for row in load("office31-variants.json")["rows"]:
-        rows += on_office31([row], row["variant"].replace(", ", " with "))
+    rows = load("guard-blind.json")["rows"]
+    runs = closed_set_runs()
+    for run in ("third", "fourth"):
+        rows += on_office31(runs[run], f"{run} run")
     return guard_table(rows)
 
 
-def agreement_table() -> str:
+def agreement_table(name: str = "agreement-digits.json") -> str:
     """Agreement between seeds beside accuracy, mean over seeds, and the rank correlation of both over the cases."""
-    rows = load("agreement-digits.json")["rows"]
+    rows = load(name)["rows"]
     tasks, cases = (list(dict.fromkeys(r[key] for r in rows)) for key in ("task", "case"))
     figures = {
         (task, case, name): statistics.fmean(r[name] for r in rows if (r["task"], r["case"]) == (task, case))
@@ -427,6 +449,29 @@ def agreement_table() -> str:
         line += [f"{statistics.correlation(*each):+.2f}", ""]
     header = [f"{t}: {f}" for t in tasks for f in ("agreement", "accuracy (not used)")]
     return markdown(["case", *header], [*lines, line])
+
+
+def agreement_cases() -> dict[str, tuple[dict[str, float], float]]:
+    """On Office-31, by case: agreement by task, and the mean accuracy."""
+    rows = load("agreement-office31.json")["rows"]
+    accuracy = {case: case_means(closed_set_runs()["fourth"], case) for case in dict.fromkeys(r["case"] for r in rows)}
+    return {
+        case: ({r["task"]: r["agreement"] for r in rows if r["case"] == case}, statistics.fmean(means.values()))
+        for case, means in accuracy.items()
+    }
+
+
+def agreement_office31_table() -> str:
+    found = agreement_cases()
+    tasks = list(next(iter(found.values()))[0])
+    lines = [
+        [case, *(f"{each[t]:.1f}" for t in tasks), f"{statistics.fmean(each.values()):.1f}", f"{right:.1f}"]
+        for case, (each, right) in found.items()
+    ]
+    pairs = [(statistics.fmean(each.values()), right) for case, (each, right) in found.items() if case != "source-only"]
+    both = statistics.correlation(*(ranks(list(column)) for column in zip(*pairs, strict=True)))
+    lines.append(["rank correlation, source-only left out", *[""] * len(tasks), f"{both:+.2f}", ""])
+    return markdown(["case", *tasks, "average", "accuracy (not used)"], lines)
 
 
 def labels_table() -> str:
@@ -495,6 +540,9 @@ def toy_table() -> str:
 TABLES = {
     "office31": closed_set_table,
     "office31-variants": variants_table,
+    "office31-variants-third": functools.partial(variants_table, "-third"),
+    "agreement-office31": agreement_office31_table,
+    "agreement-usps": functools.partial(agreement_table, "agreement-usps.json"),
     "office31-seeds": seeds_table,
     "office31-repeats": repeats_table,
     "office31-correctness": correctness_table,

@@ -1,6 +1,9 @@
 """Does agreement between seeds tell better settings from worse ones? Digits, CPU, about a quarter of an hour.
 
     python studies/agreement_digits.py [--seeds 0 1 2 3 4] [--out FILE.json]
+    python studies/agreement_digits.py --data FOLDER_OF_THE_NPZ_FILES --epochs 12 --cases u-sfan …
+
+With --data: MNIST and USPS, as many images of each, and SHOT's LeNet, in place of MNIST and UCI and the demo's network.
 
 Every case runs with every seed, each with its own source model. A row has the accuracy of a run's last iterate, and its
 agreement with the run of the next seed (the last with the first). A case is judged by the mean over its seeds. Labels
@@ -14,28 +17,33 @@ import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from studies.paths import write_rows  # noqa: E402
 
 import usfan  # noqa: E402
+from usfan.data.sources import ImageData  # noqa: E402
 from usfan.reproduce.agreement import agreement, predicted_classes  # noqa: E402
-from usfan.reproduce.digits import load_mnist5k, load_uci  # noqa: E402
+from usfan.reproduce.digits import DIGITS, load_mnist5k, load_uci  # noqa: E402
 
+LABELS_AT_ONCE = {"pseudo_label_warmup": 0}
+LENET = {"backbone": "lenet", "dropout": 0.5, "backbone_lr_scale": 1.0}
 CASES: dict[str, tuple[str, dict]] = {
     "shot-im": ("shot-im", {}),
     "shot-im-entropy": ("shot-im-entropy", {}),
     "shot": ("shot", {}),
-    "u-sfan": ("u-sfan", {}),
+    "u-sfan": ("u-sfan", {"anneal": False}),
     "u-sfan annealed": ("u-sfan", {"anneal": True}),
     "u-sfan mean 1": ("u-sfan", {"balance": False}),
     "u-sfan memory": ("u-sfan", {"diversity_memory": 0.9}),
     "u-sfan power 2": ("u-sfan", {"weight_power": 2.0}),
     "u-sfan literal": ("u-sfan", {"preset": "paper"}),
-    "u-sfan+": ("u-sfan+", {}),
-    "u-sfan+ annealed": ("u-sfan+", {"anneal": True}),
-    "u-sfan+ gaussian": ("u-sfan+", {"pseudo_label_source": "gaussian"}),
+    "u-sfan+": ("u-sfan+", LABELS_AT_ONCE),
+    "u-sfan+ annealed": ("u-sfan+", {"anneal": True, **LABELS_AT_ONCE}),
+    "u-sfan+ gaussian": ("u-sfan+", {"pseudo_label_source": "gaussian", **LABELS_AT_ONCE}),
     "u-sfan+ late labels": ("u-sfan+", {"pseudo_label_warmup": 2}),
     "u-sfan+ labels after 1": ("u-sfan+", {"pseudo_label_warmup": 1}),
     "u-sfan+ labels after 4": ("u-sfan+", {"pseudo_label_warmup": 4}),
@@ -44,24 +52,46 @@ CASES: dict[str, tuple[str, dict]] = {
 }
 
 
+Task = tuple[str, ImageData, ImageData, dict]
+
+
+def tasks_of(folder: Path | None) -> list[Task]:
+    """Names, source, target, and the settings of stage 1, in both directions."""
+    if folder is None:
+        mnist, uci = load_mnist5k(), load_uci()
+        own = {"backbone": "digits-cnn"}
+        return [("mnist-uci", mnist, uci, own), ("uci-mnist", uci, mnist, own)]
+    arrays = {name: np.load(folder / f"{name}.npz") for name in ("mnist", "usps")}
+    count = len(arrays["usps"]["x_train"])
+    mnist, usps = (
+        ImageData(a["x_train"][:count], labels=a["y_train"][:count].astype(np.int64), classes=DIGITS, name=name)
+        for name, a in arrays.items()
+    )
+    return [
+        ("mnist-usps", mnist, usps, {**LENET, "augment": "none"}),
+        ("usps-mnist", usps, mnist, {**LENET, "augment": "shift-turn"}),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if len(options.seeds) < 2:
         parser.error("agreement needs two seeds or more")
-    mnist, uci = load_mnist5k(), load_uci()
     rows: list[dict] = []
-    for task, data, target in (("mnist-uci", mnist, uci), ("uci-mnist", uci, mnist)):
+    target_views = {"augment": "none"} if options.data else {}
+    for task, data, target, settings_of_source in tasks_of(options.data):
         predicted: dict[str, list] = {case: [] for case in options.cases}
         for seed in options.seeds:
-            source = usfan.train_source(data, backbone="digits-cnn", epochs=options.epochs, seed=seed)
+            source = usfan.train_source(data, epochs=options.epochs, seed=seed, **settings_of_source)
             for case in options.cases:
                 method, settings = CASES[case]
-                given = {"epochs": options.epochs, "seed": seed, "guard": False, **settings}
+                given = {"epochs": options.epochs, "seed": seed, "guard": False, **target_views, **settings}
                 model = usfan.adapt(source, target, method, **given)
                 found = predicted_classes(model)
                 predicted[case].append(found)

@@ -18,7 +18,7 @@ from usfan.engine import forward_store
 from usfan.models.model import SourceModel
 from usfan.runtime import Runtime
 
-RECIPE = {"guard": False, "balance": False, "anneal": False, "diversity_memory": 0.0}
+RECIPE = {"guard": False, "balance": False, "anneal": False, "diversity_memory": 0.0, "pseudo_label_warmup": 0}
 """Under the variant's own settings: the last iterate, and none of the defaults that the search is about."""
 
 

@@ -140,8 +140,8 @@ class AdaptConfig(OptimiserConfig):
     """Factor on the whole of that; 2 makes SHOT-IM the recipe's own at γ = ½, the paper has 1."""
     pseudo_label_weight: float | None = None
     """β, weight of the pseudo-label loss; 0.3, or 0.1 for the small networks."""
-    pseudo_label_warmup: int = 0
-    """Epochs at the start without the pseudo-label loss (1 for VisDA-C in the recipe)."""
+    pseudo_label_warmup: int | None = None
+    """Epochs at the start without the pseudo-label loss; 0, but 1 for U-SFAN+ with the small networks, closed set."""
     temperature: float = 0.4
     """τ of the certainty weights."""
     samples: int = 128
@@ -157,7 +157,7 @@ class AdaptConfig(OptimiserConfig):
     weight_power: float = 1.0
     """Exponent on the weights before they are divided by their mean: above 1 sharper, 0 none."""
     anneal: bool | None = None
-    """Let that fall from twice as much in the first epoch to nearly 0 in the last; the method's own when not given."""
+    """Let that fall from twice as much in the first epoch to nearly 0 in the last; on for U-SFAN, large networks."""
     certainty: str = "total"
     """What the posterior's weights look at: total (entropy of the predictive) or epistemic (its mutual information)."""
     neighbours: int = 0
@@ -204,9 +204,9 @@ class AdaptConfig(OptimiserConfig):
         check_seed(self.seed)
         at_least("samples", self.samples, 1)
         at_least("objective_scale", self.objective_scale, 0)
-        at_least("pseudo_label_warmup", self.pseudo_label_warmup, 0)
-        if self.pseudo_label_weight is not None:
-            at_least("pseudo_label_weight", self.pseudo_label_weight, 0)
+        for name in ("pseudo_label_warmup", "pseudo_label_weight", "separation"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 0)
         if not self.temperature > 0:
             raise ConfigError(f"temperature must be positive; got {self.temperature}")
         if self.prior is not None:
@@ -217,8 +217,6 @@ class AdaptConfig(OptimiserConfig):
         at_least("neighbours", self.neighbours, 0)
         at_least("neighbour_weight", self.neighbour_weight, 0)
         at_least("weight_power", self.weight_power, 0)
-        if self.separation is not None:
-            at_least("separation", self.separation, 0)
         if self.diversity_memory is not None:
             between("diversity_memory", self.diversity_memory, 0, 0.999)
         if self.augment is not None:
@@ -244,7 +242,9 @@ PRESETS: dict[tuple[type, str], dict[str, Any]] = {
         "refresh": "step",
         "normalise_weights": False,
         "balance": False,
+        "anneal": False,
         "diversity_memory": 0.0,
+        "pseudo_label_warmup": 0,
         "objective_scale": 1.0,
         "guard": False,
         "split": "entropy",

@@ -419,6 +419,33 @@ def test_defaults_that_depend_on_other_settings(source):
     assert chosen(batch_size=enough, diversity_memory=0.5).diversity_memory == 0.5
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "small", "large"),
+    [  # (annealed, epochs before pseudo-labels)
+        ("u-sfan", {}, (False, 0), (True, 0)),
+        ("u-sfan+", {}, (False, 1), (False, 0)),
+        ("shot", {}, (False, 0), (False, 0)),
+        ("u-sfan", {"refresh": "step"}, (False, 0), (False, 0)),
+        ("u-sfan", {"normalise_weights": False}, (False, 0), (False, 0)),
+        ("u-sfan", {"epochs": 3}, (False, 0), (False, 0)),
+        ("u-sfan+", {"epochs": 3}, (False, 0), (False, 0)),
+        ("u-sfan", {"open_set": True}, (False, 0), (False, 0)),
+        ("u-sfan+", {"open_set": True}, (False, 0), (False, 0)),
+        ("u-sfan", {"preset": "paper"}, (False, 0), (False, 0)),
+        ("u-sfan+", {"preset": "paper", "refresh": "epoch", "normalise_weights": True}, (False, 0), (False, 0)),
+        ("u-sfan", {"anneal": True, "open_set": True}, (True, 0), (True, 0)),
+        ("u-sfan", {"anneal": False}, (False, 0), (False, 0)),
+        ("u-sfan+", {"pseudo_label_warmup": 0}, (False, 0), (False, 0)),
+        ("u-sfan+", {"pseudo_label_warmup": 2, "epochs": 3}, (False, 2), (False, 2)),
+    ],
+)
+def test_schedules_by_method_and_network(source, method, settings, small, large):
+    other = dataclasses.replace(source, architecture={**source.architecture, "backbone": "resnet50"})
+    for model, wanted in ((source, small), (other, large)):
+        config = resolve_defaults(make_config(AdaptConfig, {"method": method, **settings}), model)
+        assert (config.anneal, config.pseudo_label_warmup) == wanted
+
+
 def test_separation_is_the_small_networks(source):
     large = dataclasses.replace(source, architecture={**source.architecture, "backbone": "resnet50"})
     chosen = [resolve_defaults(make_config(AdaptConfig, {"open_set": True}), model) for model in (source, large)]

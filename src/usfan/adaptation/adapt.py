@@ -21,7 +21,7 @@ from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
 from usfan.adaptation.open_set import split_unknown
-from usfan.adaptation.settings import choose_posterior, resolve_defaults
+from usfan.adaptation.settings import CHOSEN, choose_posterior, resolve_defaults
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
@@ -50,8 +50,6 @@ from usfan.stepper import Stepper
 
 log = logging.getLogger(__name__)
 
-CHOSEN = ("balance", "anneal", "diversity_memory", "separation", "backbone_lr_scale", "pseudo_label_weight")
-"""Settings that the network and the method choose where the user does not."""
 Progress = Callable[[int, int, dict[str, float]], None]
 
 
@@ -240,7 +238,7 @@ class Adaptation:
     def train_epoch(self, epoch: int) -> None:
         seed_everything(self.config.seed, epoch, part=self.runtime.rank)
         self.feeder.epoch.fill_(epoch)
-        warming = epoch < self.config.pseudo_label_warmup
+        warming = epoch < (self.config.pseudo_label_warmup or 0)
         self.objective.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
         set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
         sums = torch.zeros(len(LOSSES), device=self.runtime.device)

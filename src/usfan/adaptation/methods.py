@@ -19,6 +19,8 @@ class Method:
     """Weights of the entropy term: "none" (1 for all), "point" (exp(−H) of the point estimate), "posterior"."""
     pseudo_labels: bool = False
     """Cross-entropy with nearest-centroid pseudo-labels, refreshed every epoch."""
+    pseudo_label_warmup: int = 0
+    """Epochs before that loss: the first labels come from features under the source's BatchNorm statistics."""
     balance: bool = False
     """Weights of mean 1 within each predicted class, not only over the target."""
     anneal: bool = False
@@ -45,6 +47,7 @@ METHODS: dict[str, Method] = {
             "shot-im, weighted by the certainty of the posterior predictive",
             weights="posterior",
             balance=True,
+            anneal=True,
             diversity_memory=0.9,
             separation=1.0,
             split="posterior-entropy",
@@ -58,6 +61,7 @@ METHODS: dict[str, Method] = {
             diversity_memory=0.9,
             separation=1.0,
             pseudo_labels=True,
+            pseudo_label_warmup=1,
             split="posterior-entropy",
             decision="max-softmax",
         ),

@@ -81,8 +81,8 @@ class Recipe:
     target_epochs: int = 15
     beta: float = 0.3
     """Weight of the pseudo-label loss, where the method has one."""
-    pseudo_label_warmup: int = 0
-    """Intervals at the start of the target stage without the pseudo-label loss."""
+    pseudo_label_warmup: int | None = None
+    """Epochs at the start of the target stage without the pseudo-label loss, where the recipe fixes them."""
     seeds: tuple[int, ...] = (2019, 2020, 2021)
     note: str = ""
 

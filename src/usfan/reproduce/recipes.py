@@ -29,13 +29,15 @@ def plain_view(recipe: Recipe) -> str:
 
 
 def adapt_settings(recipe: Recipe) -> dict[str, Any]:
-    return {
+    settings = {
         "epochs": recipe.target_epochs,
         "lr": recipe.lr if recipe.target_lr is None else recipe.target_lr,
         "batch_size": recipe.batch_size,
         "backbone_lr_scale": recipe.backbone_lr_scale,
         "weight_decay": recipe.weight_decay,
         "pseudo_label_weight": recipe.beta,
-        "pseudo_label_warmup": recipe.pseudo_label_warmup,
         "augment": plain_view(recipe),
     }
+    if recipe.pseudo_label_warmup is not None:
+        settings["pseudo_label_warmup"] = recipe.pseudo_label_warmup
+    return settings
