@@ -111,8 +111,10 @@ def steady(
             run.refresh(epoch)
         run.train_epoch(epoch)
     torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    run.stepper.release()
     images = TIMED_EPOCHS * run.batches * config.batch_size
-    return images / (time.perf_counter() - began), torch.cuda.max_memory_allocated() / 1e9, warm
+    return images / seconds, torch.cuda.max_memory_allocated() / 1e9, warm
 
 
 class torchs_norms:

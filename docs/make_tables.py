@@ -429,8 +429,9 @@ def blind_guard_table() -> str:
     for row in rows:
         row["task"] += ", seeds 8 to 10" if row["seed"] < 11 else ", seeds 11 to 13"
     runs = closed_set_runs()
-    for run in ("third", "fourth"):
-        rows += on_office31(runs[run], f"{run} run")
+    seen = [(r["case"], r["task"], r["seed"], r["path"]["accuracy"]) for r in runs["third"]]
+    fresh = [r for r in runs["fourth"] if (r["case"], r["task"], r["seed"], r["path"]["accuracy"]) not in seen]
+    rows += on_office31(runs["third"], "third run") + on_office31(fresh, "fourth run, without repetitions")
     return guard_table(rows)
 
 
@@ -474,6 +475,11 @@ def agreement_office31_table() -> str:
     both = statistics.correlation(*(ranks(list(column)) for column in zip(*pairs, strict=True)))
     lines.append(["rank correlation, source-only left out", *[""] * len(tasks), f"{both:+.2f}", ""])
     return markdown(["case", *tasks, "average", "accuracy (not used)"], lines)
+
+
+def times_table() -> str:
+    rows = load("times.json")["rows"]
+    return markdown(["what", "seconds"], [[r["what"], f"{r['seconds']:.1f}"] for r in rows])
 
 
 def labels_table() -> str:
@@ -543,6 +549,7 @@ TABLES = {
     "office31": closed_set_table,
     "office31-variants": variants_table,
     "office31-variants-third": functools.partial(variants_table, "-third"),
+    "times": times_table,
     "agreement-office31": agreement_office31_table,
     "agreement-usps": functools.partial(agreement_table, "agreement-usps.json"),
     "office31-seeds": seeds_table,

@@ -1,7 +1,7 @@
 """Does agreement between seeds tell better settings from worse ones? Digits, CPU, about a quarter of an hour.
 
     python studies/agreement_digits.py [--seeds 0 1 2 3 4] [--out FILE.json]
-    python studies/agreement_digits.py --data FOLDER_OF_THE_NPZ_FILES --epochs 12 --cases u-sfan …
+    python studies/agreement_digits.py --data FOLDER_OF_THE_NPZ_FILES --epochs 10 --cases u-sfan …
 
 With --data: MNIST and USPS, as many images of each, and SHOT's LeNet, in place of MNIST and UCI and the demo's network.
 
@@ -105,7 +105,8 @@ def main() -> None:
             figures = [statistics.fmean(r[name] for r in own) for name in ("agreement", "accuracy")]
             print(f"{task} {case:24s} agreement {figures[0]:.2f}  accuracy {figures[1]:.2f}", flush=True)
         if options.out:
-            write_rows(options.out, "python studies/agreement_digits.py", rows)
+            data_of = " --data ROOT" if options.data else ""
+            write_rows(options.out, f"python studies/agreement_digits.py{data_of}", rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from process_worker import CLASSES, SmoothCNN, pictures
 from usfan import engine
@@ -26,6 +26,7 @@ from usfan.engine import (
 )
 from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
+from usfan.models.pointwise import PointwiseConv2d, multiply_pointwise
 from usfan.optimiser import Optimiser
 from usfan.runtime import Runtime, permutation, process_counts, seed_everything, start_runtime
 from usfan.stepper import Stepper
@@ -282,21 +283,41 @@ def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("captured", "compiled", "given"), [(True, False, "norms"), (True, True, "stems"), (False, False, None)]
+    ("captured", "compiled", "given"),
+    [(True, False, ["norms", "products"]), (True, True, ["stems"]), (False, False, [])],
 )
-def test_layers_by_what_so_many_steps_pay_for(monkeypatch, captured: bool, compiled: bool, given: str | None) -> None:
+def test_layers_by_what_so_many_steps_pay_for(monkeypatch, captured: bool, compiled: bool, given: list[str]) -> None:
     calls: list[str] = []
     monkeypatch.setattr(engine, "worth_capturing", lambda *_: captured)
     monkeypatch.setattr(engine, "worth_compiling", lambda *_: compiled)
     monkeypatch.setattr(engine, "fuse_norms", lambda *_: calls.append("norms"))
     monkeypatch.setattr(engine, "block_stems", lambda *_: calls.append("stems"))
+    monkeypatch.setattr(engine, "multiply_pointwise", lambda *_: calls.append("products"))
     classifier = small_classifier()
     classifier.channels_last = True
     engine.speed_up(classifier, CPU, 100)
-    assert calls == ([given] if given else [])
+    assert calls == given
     classifier.channels_last = False
     engine.speed_up(classifier, CPU, 100)
-    assert calls == ([given] if given else [])
+    assert calls == given
+
+
+def test_layers_are_a_network_s_own_after_the_steps() -> None:
+    classifier = small_classifier()
+    classifier.backbone = nn.Sequential(nn.Conv2d(3, 4, 1), classifier.backbone)
+    multiply_pointwise(classifier)
+    assert type(classifier.backbone[0]) is PointwiseConv2d
+    engine.after_steps(classifier, CPU)
+    assert type(classifier.backbone[0]) is nn.Conv2d
+
+
+def test_a_released_stepper_holds_nothing() -> None:
+    stepper = Stepper(lambda x: x, CPU, 4, torch.nn.Identity())
+    stepper.graphs[1] = "a graph"
+    stepper.release()
+    assert not stepper.graphs
+    with pytest.raises(RuntimeError, match="released"):
+        stepper(torch.zeros(1))
 
 
 def test_passes_over_pixels_elsewhere_are_not_captured() -> None:

@@ -42,6 +42,10 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def no_step(*_: Tensor) -> Tensor:
+    raise RuntimeError("this stepper was released")
+
+
 class Stepper:
     """Calls `step(*inputs)`; on a GPU, where it pays, replays it as a CUDA graph, one per batch size.
 
@@ -71,8 +75,10 @@ class Stepper:
         return self._record(inputs)
 
     def release(self) -> None:
-        """No more steps: the memory of the graphs is free, though something may still hold on to this."""
+        """No more steps: the graphs are freed, and what the step is a method of. That holds on to this, and would wait
+        for the garbage collection otherwise, with all its memory."""
         self.graphs.clear()
+        self.plain_step = no_step
 
     def step(self, *inputs: Tensor) -> Tensor:
         """The step itself; from the first time that memory runs out, with its activations in host memory."""

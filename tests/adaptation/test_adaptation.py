@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import weakref
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from usfan.engine import engine_store, forward, set_mode
 from usfan.errors import ConfigError, DataError
 from usfan.models.model import Outputs
 from usfan.posterior.predictive import certainty_weights
+from usfan.run import RunFolder
 from usfan.runtime import start_runtime
+from usfan.stepper import no_collection
 
 CLASSES = ("a", "b", "c")
 TINY = {"epochs": 2, "batch_size": 8}
@@ -431,6 +434,12 @@ def test_defaults_that_depend_on_other_settings(source):
         ("u-sfan+", {"epochs": 3}, (False, 0), (False, 0)),
         ("u-sfan", {"open_set": True}, (False, 0), (False, 0)),
         ("u-sfan+", {"open_set": True}, (False, 0), (False, 0)),
+        ("u-sfan", {"partial_set": True}, (False, 0), (False, 0)),
+        ("u-sfan+", {"partial_set": True}, (False, 0), (False, 0)),
+        ("u-sfan", {"epochs": 4}, (False, 0), (True, 0)),
+        ("u-sfan+", {"epochs": 4}, (False, 1), (False, 0)),
+        ("u-sfan", {"preset": "paper", "refresh": "epoch", "normalise_weights": True}, (False, 0), (False, 0)),
+        ("u-sfan+", {"preset": "paper", "pseudo_label_warmup": None}, (False, 0), (False, 0)),
         ("u-sfan", {"preset": "paper"}, (False, 0), (False, 0)),
         ("u-sfan+", {"preset": "paper", "refresh": "epoch", "normalise_weights": True}, (False, 0), (False, 0)),
         ("u-sfan", {"anneal": True, "open_set": True}, (True, 0), (True, 0)),
@@ -444,6 +453,55 @@ def test_schedules_by_method_and_network(source, method, settings, small, large)
     for model, wanted in ((source, small), (other, large)):
         config = resolve_defaults(make_config(AdaptConfig, {"method": method, **settings}), model)
         assert (config.anneal, config.pseudo_label_warmup) == wanted
+
+
+@pytest.mark.parametrize(("given", "shares"), [({}, [0, 0.1, 0.1, 0.1]), ({"pseudo_label_warmup": 0}, [0.1] * 4)])
+def test_the_pseudo_label_loss_waits(source, given, shares):
+    model = usfan.adapt(source, squares(), "u-sfan+", epochs=4, batch_size=8, guard=False, **given)
+    records = [record for record in model.history["records"] if "loss" in record]
+    rest = [r["loss"] - r["loss_entropy"] - r["loss_diversity"] for r in records]
+    assert rest == pytest.approx([share * r["loss_pseudo"] for share, r in zip(shares, records, strict=True)], abs=1e-4)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["says", "does not say"])
+def test_a_run_goes_on_with_what_was_chosen_when_it_began(source, tmp_path, monkeypatch, says):
+    """Here it began with pseudo-labels at once; the default is to wait."""
+
+    def begin(**settings):
+        with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
+            return usfan.adapt(source, squares(), "u-sfan+", epochs=4, batch_size=8, run=run, **settings)
+
+    def stop(self, epoch):
+        if epoch == 2:
+            raise Stopped
+        return train(self, epoch)
+
+    train = Adaptation.train_epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(Adaptation, "train_epoch", stop)
+        if not says:  # an earlier version
+            patch.setattr("usfan.adaptation.adapt.chosen_settings", lambda config: None)
+        with pytest.raises(Stopped):
+            begin(pseudo_label_warmup=0)
+    with pytest.raises(ConfigError, match="begun with pseudo_label_warmup 0"):
+        begin()
+    assert begin(pseudo_label_warmup=0).history["chosen"]["pseudo_label_warmup"] == 0
+
+
+def test_a_run_that_ended_is_freed_at_once(source):
+    """Its tables, gradients and kept states would stay on the GPU until Python collects garbage."""
+    store = engine_store(squares().without_labels(), source.spec, start_runtime(None))
+    config = resolve_defaults(make_config(AdaptConfig, TINY), source)
+    run = Adaptation(source, store, config, start_runtime(None))
+    seen = weakref.ref(run)
+    with no_collection():
+        run.run()
+        del run
+        assert seen() is None
 
 
 def test_separation_is_the_small_networks(source):

@@ -9,6 +9,7 @@ import pytest
 import lookalikes
 from usfan.data.catalogue import BENCHMARKS, benchmark, check, load_domain
 from usfan.errors import ConfigError, DataError
+from usfan.reproduce.recipes import adapt_settings
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FOLDERS = ("office31", "office-home", "visda-c", "domainnet")
@@ -82,6 +83,8 @@ def test_recipes_follow_the_protocol():
     assert epochs["digits"] == (30, 30)
     assert epochs["cifar-stl"] == (20, 20)
     assert benchmark("visda-c").recipe.lr == 1e-3
+    assert adapt_settings(benchmark("visda-c").recipe)["pseudo_label_warmup"] == 1
+    assert "pseudo_label_warmup" not in adapt_settings(benchmark("office31").recipe)  # left to the method
     assert benchmark("digits").recipe_for("svhn").backbone == "dtn"
     assert benchmark("digits").recipe_for("M").backbone == "lenet"
     moved = {domain: benchmark("digits").recipe_for(domain).shift_turn for domain in "MUS"}

@@ -179,6 +179,17 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert {"compare-shift", "compare-validator"} <= {e.attributes.get("id") for e in document.all()}
 
 
+def test_a_setting_that_was_chosen_says_so(tmp_path: Path) -> None:
+    run, other = (write_adapt_run(tmp_path / name) for name in ("one", "two"))
+    for path, chosen in ((run, True), (other, False)):
+        write_json(path / "config.json", {"summary": {"chosen": {"anneal": chosen}}})
+    document = parse(write_report([run, other], tmp_path / "report.html"))
+    assert {row[0]: row[1] for row in document.one("r1-settings").rows()}["anneal"] == "not given: on"
+    assert [row for row in document.one("compare-settings").rows() if row[0] == "anneal"] == [
+        ["anneal", "not given: on", "not given: off"]
+    ]
+
+
 def test_with_many_runs_each_gets_less_so_that_the_page_stays_small(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

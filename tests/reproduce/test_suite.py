@@ -210,6 +210,11 @@ def test_a_study_is_not_mixed_with_another(digits, tmp_path, capsys):
     assert reproduce("digits", digits, out, "--methods", "source-only") == 0
     line = refused(capsys, "reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST, "--lr", 0.5)
     assert "other settings (adapt)" in line
+    study = json.loads((out / "study.json").read_text())
+    study["defaults"]["u-sfan"]["anneal"] = "once"  # as if an earlier version had written it
+    (out / "study.json").write_text(json.dumps(study))
+    line = refused(capsys, "reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST)
+    assert "other settings (defaults)" in line
 
 
 @pytest.mark.parametrize("damage", ["domain", "class", "count"])

@@ -21,7 +21,7 @@ from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
 from usfan.adaptation.open_set import split_unknown
-from usfan.adaptation.settings import CHOSEN, choose_posterior, resolve_defaults
+from usfan.adaptation.settings import check_chosen, choose_posterior, chosen_settings, resolve_defaults
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
@@ -150,7 +150,7 @@ class Adaptation:
             "warning": self.warning,
             "validators": self.guard.validators.get(kept.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
-            "chosen": {name: getattr(self.config, name) for name in CHOSEN},
+            "chosen": chosen_settings(self.config),
             "seconds": round(seconds, 3),
             "records": self.records,
         }
@@ -280,7 +280,8 @@ class Adaptation:
         if 0 < epoch < self.epochs:
             tensors = {f"model.{k}": v for k, v in self.classifier.state_dict().items()} | self.optimiser.tensors()
             tensors |= {f"guard.{k}": v for k, v in self.guard.tensors().items()}
-            self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.state(), "records": self.records})
+            state = {"guard": self.guard.state(), "records": self.records, "chosen": chosen_settings(self.config)}
+            self.folder.save_checkpoint(epoch, tensors, state)
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
@@ -288,6 +289,7 @@ class Adaptation:
         if found is None:
             return 0
         epoch, tensors, state = found
+        check_chosen(state.get("chosen"), self.config)
         self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
         self.optimiser.restore({k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")})
         self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])

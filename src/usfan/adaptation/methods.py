@@ -55,7 +55,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "u-sfan+",
-            "u-sfan and nearest-centroid pseudo-labels",
+            "weights as u-sfan's, and nearest-centroid pseudo-labels",
             weights="posterior",
             balance=True,
             diversity_memory=0.9,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from usfan.adaptation.methods import find_method
 from usfan.config import AdaptConfig
+from usfan.errors import ConfigError
 from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
@@ -17,18 +19,20 @@ CHOSEN = (*BY_METHOD, "backbone_lr_scale", "pseudo_label_weight")
 """Settings that the method or the network chooses where the user does not."""
 SHORT = 4
 """Epochs under which a run is too short for a schedule."""
+BEFORE = {"anneal": False, "pseudo_label_warmup": 0}
+"""What runs had that were begun before checkpoints said what was chosen."""
 
 
 def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
-    """What was not given and depends on the network or the method. All of it was measured (docs/results.md): a network
-    that was trained from scratch asks for other settings than one that has seen many photographs."""
+    """What was not given and depends on the network or the method. All of it was measured (docs/results.md): the small
+    networks, which are trained from scratch, ask for other settings than one that has seen many photographs."""
     method = find_method(config.method)
     small = source.architecture.get("backbone") in SMALL_BACKBONES
     chosen = {name: getattr(method, name) for name in BY_METHOD}
     chosen["backbone_lr_scale"] = 1.0 if small else 0.1
     chosen["pseudo_label_weight"] = 0.1 if small else 0.3
     averaged = config.refresh == "epoch" and config.normalise_weights
-    scheduled = config.epochs >= SHORT and not config.open_set
+    scheduled = config.epochs >= SHORT and not config.open_set and not config.partial_set
     if not small:
         chosen["separation"] = 0.0
     if not averaged:
@@ -40,6 +44,20 @@ def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
     if config.batch_size >= ENOUGH_PER_CLASS * len(source.classes):
         chosen["diversity_memory"] = 0.0
     return dataclasses.replace(config, **{name: v for name, v in chosen.items() if getattr(config, name) is None})
+
+
+def chosen_settings(config: AdaptConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in CHOSEN}
+
+
+def check_chosen(before: dict[str, Any] | None, config: AdaptConfig) -> None:
+    """A run goes on with what was chosen when it began, though the defaults may have changed since."""
+    then, now = BEFORE if before is None else before, chosen_settings(config)
+    changed = [f"{name} {then[name]}" for name in now if name in then and then[name] != now[name]]
+    if changed:
+        raise ConfigError(
+            f"the run was begun with {', '.join(changed)}, which is not what is chosen now: give it as a setting"
+        )
 
 
 def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:

@@ -112,9 +112,9 @@ def settings_table(runs: list[Run]) -> Table | Note:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     rows = []
     for name in names:
-        values = [run.settings.get(name, "–") for run in runs]
+        values = [setting(run.settings.get(name, "–"), run.chosen(name)) for run in runs]
         if any(v != values[0] for v in values):
-            rows.append([Cell(name, name), *(Cell(setting(v), setting(v)) for v in values)])
+            rows.append([Cell(name, name), *(Cell(v, v) for v in values)])
     if not any(run.settings for run in runs):
         return Note("No run has a config.yaml: how their settings differ is not known.")
     if not rows:

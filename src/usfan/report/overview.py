@@ -224,14 +224,18 @@ def settings_table(prefix: str, run: Run) -> Table | None:
     rows = []
     for name, value in run.settings.items():
         changed = name in defaults and value != defaults[name]
-        rows.append([Cell(name, name), Cell(setting(value), setting(value), mark="changed" if changed else ""),
+        shown = setting(value, run.chosen(name))
+        rows.append([Cell(name, name), Cell(shown, shown, mark="changed" if changed else ""),
                      Cell(docs.get(name, ""), docs.get(name, ""))])  # fmt: skip
     rows.sort(key=lambda row: row[1].mark != "changed")
     caption = "From config.yaml; what differs from the default stands first, in bold."
     return Table(f"{prefix}-settings", "All settings", caption, ["setting", "value", "meaning"], rows, wide=True)
 
 
-def setting(value: Any) -> str:
+def setting(value: Any, chosen: Any = None) -> str:
+    """`chosen` is what the program took where nothing was given."""
+    if value is None and chosen is not None:
+        return f"not given: {setting(chosen)}"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple, dict)):

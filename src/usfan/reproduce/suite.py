@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
+from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, make_config
 from usfan.data.benchmark import Benchmark, Found
 from usfan.data.cache import PixelStore, open_store
@@ -135,7 +136,8 @@ class Suite:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
         path, own = self.out / "study.json", self.describe()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else own
-        changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
+        same = ("benchmark", "setting", "adapt", "source", "recipes", "defaults")
+        changed = [k for k in same if before.get(k) != own[k]]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -285,6 +287,7 @@ class Suite:
             "seeds": list(self.seeds),
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
+            "defaults": {name: asdict(method) for name, method in METHODS.items()},
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
             "recipes": {
                 domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}
