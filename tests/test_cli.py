@@ -253,3 +253,7 @@ def test_a_run_of_a_version_without_a_setting_can_be_resumed(model, folder, tmp_
     again = ("adapt", model, folder, "--out", out, "--epochs", 2, "--batch-size", 8, "--resume", *TINY)
     assert usfan(*again) == 0
     assert usfan(*again, "--weigh-entropy", "off") == 2
+    config["pseudo_label_warmup"] = 0  # the default once
+    (out / "config.yaml").write_text(yaml.safe_dump(config))
+    assert usfan(*again) == 0
+    assert usfan(*again, "--pseudo-label-warmup", 1) == 2

@@ -141,7 +141,7 @@ class AdaptConfig(OptimiserConfig):
     pseudo_label_weight: float | None = None
     """β, weight of the pseudo-label loss; 0.3, or 0.1 for the small networks."""
     pseudo_label_warmup: int | None = None
-    """Epochs at the start without the pseudo-label loss; 0, but 1 for U-SFAN+, closed set, small networks, 4 epochs."""
+    """Epochs at first without the pseudo-label loss; 0, but 1 for U-SFAN+, closed set, small networks, 4 epochs up."""
     temperature: float = 0.4
     """τ of the certainty weights."""
     samples: int = 128
@@ -157,7 +157,7 @@ class AdaptConfig(OptimiserConfig):
     weight_power: float = 1.0
     """Exponent on the weights before they are divided by their mean: above 1 sharper, 0 none."""
     anneal: bool | None = None
-    """Let that fall from twice to nearly 0 over the run; on for U-SFAN, closed set, large networks, 4 epochs."""
+    """Let that fall from twice to nearly 0 over the run; on for U-SFAN, closed set, large networks, 4 epochs up."""
     certainty: str = "total"
     """What the posterior's weights look at: total (entropy of the predictive) or epistemic (its mutual information)."""
     neighbours: int = 0

@@ -115,6 +115,8 @@ class RunFolder:
         now, known = self.config, defaults_of_settings()
         then = {**{name: known[name] for name in now if name in known}, **(before or now)}
         changed = sorted(k for k in {*then, *now} if then.get(k) not in (WITHHELD, now.get(k)))
+        if now.get("pseudo_label_warmup", 0) is None and then["pseudo_label_warmup"] == 0:
+            changed.remove("pseudo_label_warmup")  # the default once, when none could not be said
         if changed:
             raise ConfigError(
                 f"{self.path} holds a run with other settings ({', '.join(changed)}): it cannot be resumed with these"
@@ -193,6 +195,8 @@ class RunFolder:
             try:
                 with safe_open(path, "pt") as file:
                     state = json.loads(file.metadata()["state"])
+                    if not isinstance(state, dict):
+                        continue
                     return int(path.stem.split("-")[1]), {k: file.get_tensor(k) for k in file.keys()}, state  # noqa: SIM118
             except (SafetensorError, OSError, KeyError, TypeError, ValueError):
                 continue

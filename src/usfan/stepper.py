@@ -78,7 +78,7 @@ class Stepper:
         """No more steps: the graphs are freed, and what the step is a method of. That holds on to this, and would wait
         for the garbage collection otherwise, with all its memory."""
         self.graphs.clear()
-        self.plain_step = no_step
+        self.plain_step, self.capture = no_step, False
 
     def step(self, *inputs: Tensor) -> Tensor:
         """The step itself; from the first time that memory runs out, with its activations in host memory."""

@@ -14,7 +14,7 @@ from usfan.adaptation import objectives
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.guard import TRUSTED, WITNESS, Guard
 from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
-from usfan.adaptation.settings import choose_posterior, resolve_defaults
+from usfan.adaptation.settings import begun_with, choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
 from usfan.config import LABEL_SOURCES, AdaptConfig, make_config
 from usfan.data.cache import PixelStore
@@ -473,7 +473,7 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(source, tmp_path, monk
 
     def begin(**settings):
         with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
-            return usfan.adapt(source, squares(), "u-sfan+", epochs=4, batch_size=8, run=run, **settings)
+            return usfan.adapt(source, squares(), "u-sfan+", epochs=4, batch_size=8, run=run, guard=False, **settings)
 
     def stop(self, epoch):
         if epoch == 2:
@@ -487,9 +487,11 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(source, tmp_path, monk
             patch.setattr("usfan.adaptation.adapt.chosen_settings", lambda config: None)
         with pytest.raises(Stopped):
             begin(pseudo_label_warmup=0)
-    with pytest.raises(ConfigError, match="begun with pseudo_label_warmup 0"):
-        begin()
-    assert begin(pseudo_label_warmup=0).history["chosen"]["pseudo_label_warmup"] == 0
+    with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
+        given = make_config(AdaptConfig, {"pseudo_label_warmup": 2, "anneal": None})
+        found = begun_with(given, run.load_checkpoint()[2])
+        assert (found.pseudo_label_warmup, found.anneal) == (2, False)  # what is given counts
+    assert begin().history["chosen"]["pseudo_label_warmup"] == 0
 
 
 def test_a_run_that_ended_is_freed_at_once(source):

@@ -188,6 +188,9 @@ def test_a_setting_that_was_chosen_says_so(tmp_path: Path) -> None:
     assert [row for row in document.one("compare-settings").rows() if row[0] == "anneal"] == [
         ["anneal", "not given: on", "not given: off"]
     ]
+    (other / "config.json").unlink()  # it does not say: no difference is known
+    document = parse(write_report([run, other], tmp_path / "report.html"))
+    assert "All runs have the same settings" in document.one("compare").text
 
 
 def test_with_many_runs_each_gets_less_so_that_the_page_stays_small(

@@ -210,11 +210,22 @@ def test_a_study_is_not_mixed_with_another(digits, tmp_path, capsys):
     assert reproduce("digits", digits, out, "--methods", "source-only") == 0
     line = refused(capsys, "reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST, "--lr", 0.5)
     assert "other settings (adapt)" in line
-    study = json.loads((out / "study.json").read_text())
-    study["defaults"]["u-sfan"]["anneal"] = "once"  # as if an earlier version had written it
-    (out / "study.json").write_text(json.dumps(study))
-    line = refused(capsys, "reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST)
-    assert "other settings (defaults)" in line
+
+
+def test_cells_of_other_defaults_are_not_mixed_with_new_ones(digits, tmp_path, capsys):
+    out = tmp_path / "study"
+    once = ("--methods", "shot", "u-sfan+", "--pairs", "M-U", "--epochs", 4)
+    assert reproduce("digits", digits, out, *once) == 0
+    rows = {m: json.loads((out / "cells" / f"{m}_M-U_0.json").read_text()) for m in ("shot", "u-sfan+")}
+    assert rows["u-sfan+"]["chosen"]["pseudo_label_warmup"] == 1
+    for method, row in rows.items():  # as an earlier version wrote it
+        del row["chosen"]
+        (out / "cells" / f"{method}_M-U_0.json").write_text(json.dumps(row))
+    again = ("reproduce", "digits", "--data", digits, "--out", out, "--allow-counts", *FAST, *once)
+    assert "other defaults (pseudo_label_warmup)" in refused(capsys, *again)
+    assert reproduce("digits", digits, out, "--methods", "shot", "--pairs", "M-U", "--epochs", 4) == 0
+    (out / "study.json").write_text("[]")
+    assert "a mapping was expected" in refused(capsys, *again)
 
 
 @pytest.mark.parametrize("damage", ["domain", "class", "count"])

@@ -21,7 +21,7 @@ from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
 from usfan.adaptation.open_set import split_unknown
-from usfan.adaptation.settings import check_chosen, choose_posterior, chosen_settings, resolve_defaults
+from usfan.adaptation.settings import begun_with, choose_posterior, chosen_settings, resolve_defaults
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.engine import (
@@ -64,8 +64,10 @@ def adapt(
     **settings: Any,
 ) -> AdaptedModel:
     """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`."""
-    config = resolve_defaults(make_config(AdaptConfig, {"method": method, **settings}), source)
+    given = make_config(AdaptConfig, {"method": method, **settings})
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    begun = load_checkpoint(run, engine)
+    config = resolve_defaults(given if begun is None else begun_with(given, begun[2]), source)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
     else:
@@ -289,12 +291,10 @@ class Adaptation:
         if found is None:
             return 0
         epoch, tensors, state = found
-        check_chosen(state.get("chosen"), self.config)
         self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
         self.optimiser.restore({k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")})
         self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
         self.records = state["records"][:-1]
-        self.pending = {
-            k: v for k, v in state["records"][-1].items() if k not in ("epoch", "validators", "weight_mean")
-        }
+        last = state["records"][-1]
+        self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
         return epoch

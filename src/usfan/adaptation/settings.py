@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from usfan.adaptation.methods import find_method
-from usfan.config import AdaptConfig
-from usfan.errors import ConfigError
+from usfan.config import AdaptConfig, make_config
 from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
@@ -23,11 +22,24 @@ BEFORE = {"anneal": False, "pseudo_label_warmup": 0}
 """What runs had that were begun before checkpoints said what was chosen."""
 
 
-def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
+def chosen_settings(config: AdaptConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in CHOSEN}
+
+
+def begun_with(config: AdaptConfig, state: dict[str, Any]) -> AdaptConfig:
+    """A run goes on with what was chosen when it began, though the defaults may have changed since. `state` is that of
+    its checkpoint."""
+    saved = state.get("chosen")
+    then = saved if isinstance(saved, dict) else BEFORE
+    taken = {name: then[name] for name in CHOSEN if name in then and getattr(config, name) is None}
+    return make_config(AdaptConfig, {**dataclasses.asdict(config), **taken})
+
+
+def chosen_for(config: AdaptConfig, backbone: str | None, classes: int) -> AdaptConfig:
     """What was not given and depends on the network or the method. All of it was measured (docs/results.md): the small
     networks, which are trained from scratch, ask for other settings than one that has seen many photographs."""
     method = find_method(config.method)
-    small = source.architecture.get("backbone") in SMALL_BACKBONES
+    small = backbone in SMALL_BACKBONES
     chosen = {name: getattr(method, name) for name in BY_METHOD}
     chosen["backbone_lr_scale"] = 1.0 if small else 0.1
     chosen["pseudo_label_weight"] = 0.1 if small else 0.3
@@ -41,23 +53,13 @@ def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
         chosen["anneal"] = False
     if not small or not scheduled:
         chosen["pseudo_label_warmup"] = 0
-    if config.batch_size >= ENOUGH_PER_CLASS * len(source.classes):
+    if config.batch_size >= ENOUGH_PER_CLASS * classes:
         chosen["diversity_memory"] = 0.0
     return dataclasses.replace(config, **{name: v for name, v in chosen.items() if getattr(config, name) is None})
 
 
-def chosen_settings(config: AdaptConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in CHOSEN}
-
-
-def check_chosen(before: dict[str, Any] | None, config: AdaptConfig) -> None:
-    """A run goes on with what was chosen when it began, though the defaults may have changed since."""
-    then, now = BEFORE if before is None else before, chosen_settings(config)
-    changed = [f"{name} {then[name]}" for name in now if name in then and then[name] != now[name]]
-    if changed:
-        raise ConfigError(
-            f"the run was begun with {', '.join(changed)}, which is not what is chosen now: give it as a setting"
-        )
+def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
+    return chosen_for(config, source.architecture.get("backbone"), len(source.classes))
 
 
 def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:

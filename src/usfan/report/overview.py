@@ -228,7 +228,9 @@ def settings_table(prefix: str, run: Run) -> Table | None:
         rows.append([Cell(name, name), Cell(shown, shown, mark="changed" if changed else ""),
                      Cell(docs.get(name, ""), docs.get(name, ""))])  # fmt: skip
     rows.sort(key=lambda row: row[1].mark != "changed")
-    caption = "From config.yaml; what differs from the default stands first, in bold."
+    caption = (
+        "From config.yaml; what differs from the default stands first, in bold. What was chosen is from config.json."
+    )
     return Table(f"{prefix}-settings", "All settings", caption, ["setting", "value", "meaning"], rows, wide=True)
 
 

@@ -1,13 +1,16 @@
-"""What a study is asked for: how many jobs, which pairs of domains; and the commit it runs."""
+"""What a study is asked for: how many jobs, which pairs of domains; what it has done already; the commit it runs."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from usfan.adaptation.settings import begun_with, chosen_for, chosen_settings
+from usfan.config import AdaptConfig, make_config
 from usfan.data.benchmark import Found
-from usfan.errors import ConfigError
+from usfan.errors import ArtifactError, ConfigError
 
 
 def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -29,6 +32,26 @@ def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str]
         if name not in by_name:
             raise ConfigError(f"no task {name!r}; the tasks are {', '.join(by_name)}")
     return tuple(by_name[name] for name in names)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path}: a mapping was expected")
+    return value
+
+
+def finished_cell(path: Path, settings: dict[str, Any], backbone: str, classes: int) -> dict[str, Any]:
+    """The row of a cell that is done, if it was run with what is chosen now for settings that are not given."""
+    row, config = read_mapping(path), make_config(AdaptConfig, settings)
+    now, then = (chosen_settings(chosen_for(c, backbone, classes)) for c in (config, begun_with(config, row)))
+    changed = [name for name in now if now[name] != then[name]]
+    if changed:
+        raise ConfigError(f"{path} was run with other defaults ({', '.join(changed)}): another --out?")
+    return row
 
 
 def commit() -> str | None:

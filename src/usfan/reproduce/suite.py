@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
-from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, make_config
 from usfan.data.benchmark import Benchmark, Found
 from usfan.data.cache import PixelStore, open_store
@@ -30,7 +29,7 @@ from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
 from usfan.models.model import AdaptedModel, Outputs, SourceModel
 from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
-from usfan.reproduce.choices import chosen_pairs, commit, take_jobs
+from usfan.reproduce.choices import chosen_pairs, commit, finished_cell, read_mapping, take_jobs
 from usfan.reproduce.command import take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
@@ -135,9 +134,8 @@ class Suite:
     def check_folder(self) -> None:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
         path, own = self.out / "study.json", self.describe()
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else own
-        same = ("benchmark", "setting", "adapt", "source", "recipes", "defaults")
-        changed = [k for k in same if before.get(k) != own[k]]
+        before = read_mapping(path) if path.is_file() else own
+        changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -157,18 +155,19 @@ class Suite:
 
     def run_cell(self, seed: int, source: str, target: str, method: str) -> dict[str, Any]:
         path = self.cell_path(seed, source, target, method)
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-        model = self.source_model(source, seed)
         recipe = self.benchmark.recipe_for(source)
+        settings = {**adapt_settings(recipe), **self.settings, "seed": seed}
+        if path.is_file():
+            backbone = {**train_settings(recipe), **self.source_settings}["backbone"]
+            classes = self.found.class_split(self.setting).source
+            return finished_cell(path, {"method": method, **settings}, backbone, len(classes))
+        model = self.source_model(source, seed)
         store = self.store(target, self.benchmark.train_split, model, part="target")
-        adapted = adapt(
-            model, store, method, runtime=self.runtime, seed=seed, **{**adapt_settings(recipe), **self.settings}
-        )
+        adapted = adapt(model, store, method, runtime=self.runtime, **settings)
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
         row |= self.score(adapted, target, store)
         row |= self.curves(adapted, store)
-        row["commit"] = commit()
+        row |= {"chosen": adapted.history["chosen"], "commit": commit()}
         kept = {PREDICTED: predicted_classes(adapted)}
         if self.setting == "closed" and store.labels is not None:
             entropies = entropies_of(adapted, store.labels)
@@ -287,7 +286,6 @@ class Suite:
             "seeds": list(self.seeds),
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
-            "defaults": {name: asdict(method) for name, method in METHODS.items()},
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
             "recipes": {
                 domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}
