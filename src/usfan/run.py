@@ -187,8 +187,8 @@ class RunFolder:
         for old in sorted(folder.glob("epoch-*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None."""
+    def load_checkpoint(self, *, tensors: bool = True) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None. Without `tensors` only its epoch and state are read."""
         from safetensors import SafetensorError, safe_open
 
         for path in sorted((self.path / CHECKPOINTS).glob("epoch-*.safetensors"), reverse=True):
@@ -197,7 +197,8 @@ class RunFolder:
                     state = json.loads(file.metadata()["state"])
                     if not isinstance(state, dict):
                         continue
-                    return int(path.stem.split("-")[1]), {k: file.get_tensor(k) for k in file.keys()}, state  # noqa: SIM118
+                    names = file.keys() if tensors else ()
+                    return int(path.stem.split("-")[1]), {k: file.get_tensor(k) for k in names}, state
             except (SafetensorError, OSError, KeyError, TypeError, ValueError):
                 continue
         return None

@@ -66,7 +66,7 @@ def adapt(
     """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`."""
     given = make_config(AdaptConfig, {"method": method, **settings})
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
-    begun = load_checkpoint(run, engine)
+    begun = None if run is None else run.load_checkpoint(tensors=False)
     config = resolve_defaults(given if begun is None else begun_with(given, begun[2]), source)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
