@@ -2,7 +2,7 @@
 with the channels first in every network.
 
 Each case is a process of its own: how it takes memory is set once. Any variable MALLOC_… in the environment leaves
-glibc as it is (`usfan.runtime.keep_freed_memory`).
+glibc as it is (`usfan.compute.runtime.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def measure(network: str, layout: str = "") -> dict[str, Any]:
 
     import torch
 
-    from usfan import engine
     from usfan.adaptation.adapt import Adaptation
     from usfan.adaptation.settings import resolve_defaults
+    from usfan.artifacts.model import SourceModel
+    from usfan.compute import passes as engine
+    from usfan.compute.runtime import start_runtime
     from usfan.config import AdaptConfig
     from usfan.data.cache import PixelStore
     from usfan.models.backbones import create_backbone
     from usfan.models.classifier import Classifier
-    from usfan.models.model import SourceModel
     from usfan.posterior.kronecker import KroneckerPosterior
-    from usfan.runtime import start_runtime
 
     if layout == "channels first":
         engine.faster_laid_out = lambda *given: False

@@ -154,9 +154,9 @@ def new_model(network: str, work: Path) -> Path:
     """A model folder with random weights for the classes of the images."""
     import torch
 
+    from usfan.artifacts.model import SourceModel
     from usfan.models.backbones import create_backbone
     from usfan.models.classifier import Classifier
-    from usfan.models.model import SourceModel
     from usfan.posterior.kronecker import KroneckerPosterior
 
     classes = tuple(sorted({p.parent.name for p in image_files()}, key=str.lower))

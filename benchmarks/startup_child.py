@@ -44,9 +44,9 @@ def adapt() -> None:
         return step
 
     usfan.progress.step_progress = watch
-    from usfan import cli
     from usfan.adaptation.adapt import Adaptation
-    from usfan.models.model import SourceModel
+    from usfan.artifacts.model import SourceModel
+    from usfan.cli import main as cli
 
     plain_load, plain_outputs = SourceModel.load, Adaptation.outputs
 
@@ -69,7 +69,8 @@ def adapt() -> None:
 
 def train() -> None:
     """To where the first step begins: imports, files, network, all images decoded; STOP step: to where it ends."""
-    from usfan import cli, source
+    from usfan.cli import main as cli
+    from usfan.training import source
 
     plain_backbone, plain_step = source.create_backbone, source.Training.step
 
@@ -93,8 +94,8 @@ def train() -> None:
 
 def over_images() -> None:
     """evaluate or predict, timed from where the model sees images to the end."""
-    from usfan import cli
-    from usfan.models.model import SourceModel
+    from usfan.artifacts.model import SourceModel
+    from usfan.cli import main as cli
 
     plain = SourceModel.predict_batches
 
@@ -119,11 +120,11 @@ def digits() -> None:
     import timm  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import usfan.samples  # noqa: F401
+    import usfan.evaluation.samples  # noqa: F401
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.data.cache import open_store
     from usfan.reproduce.digits import load_mnist5k
-    from usfan.source import train_source
+    from usfan.training.source import train_source
 
     whole = load_mnist5k()  # sorted by class
     data = whole.subset(range(0, len(whole), len(whole) // int(sys.argv[4])))

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from measure import Row
-from usfan import engine
 from usfan.adaptation import adapt as loop
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.settings import resolve_defaults
+from usfan.artifacts.model import SourceModel
+from usfan.compute import passes as engine
+from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.sources import ImageData
-from usfan.models.model import SourceModel
-from usfan.runtime import Runtime, start_runtime
-from usfan.source import train_source
+from usfan.training.source import train_source
 
 SETTINGS: dict[str, Any] = {"data": None, "backbones": ["resnet50", "tf_efficientnet_lite0"], "weights": "auto"}
 TIMED_EPOCHS = 3

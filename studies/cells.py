@@ -10,13 +10,13 @@ from studies.loops import FullPosterior
 from studies.paths import path_of
 from studies.variants import Variant
 
-from usfan.adaptation.objectives import diversity, sample_entropy
 from usfan.adaptation.settings import resolve_defaults
+from usfan.artifacts.model import SourceModel
+from usfan.compute.passes import forward_store
+from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
-from usfan.engine import forward_store
-from usfan.models.model import SourceModel
-from usfan.runtime import Runtime
+from usfan.scoring.objectives import diversity, sample_entropy
 
 RECIPE = {"guard": False, "balance": False, "anneal": False, "diversity_memory": 0.0, "pseudo_label_warmup": 0}
 """Under the variant's own settings: the last iterate, and none of the defaults that the search is about."""

@@ -40,11 +40,11 @@ def main() -> None:
     from studies.paths import path_of, write_rows
 
     from usfan.adaptation.adapt import adapt
+    from usfan.artifacts.model import SourceModel
+    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
     from usfan.data.cache import open_store
     from usfan.data.sources import ImageData
-    from usfan.models.model import SourceModel
-    from usfan.runtime import start_runtime
 
     rows: list[dict[str, Any]] = []
     for task in options.tasks:

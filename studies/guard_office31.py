@@ -37,12 +37,12 @@ def main() -> None:
     from studies.paths import path_of, write_rows
 
     from usfan.adaptation.adapt import adapt
+    from usfan.artifacts.model import SourceModel
+    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
     from usfan.data.cache import PixelStore, open_store
     from usfan.data.sources import ImageData
     from usfan.data.views import InputSpec
-    from usfan.models.model import SourceModel
-    from usfan.runtime import start_runtime
 
     started, rows, stores = time.time(), [], {}
     runtime = start_runtime(RuntimeConfig(compile="graph"))

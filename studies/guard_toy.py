@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from usfan.adaptation.neighbours import nearest_neighbours
-from usfan.evaluation.validators import validate
-from usfan.reproduce import toy_model as toy
-from usfan.reproduce.toy import train_sources
-from usfan.reproduce.toy_adapt import VARIANTS, StackedPosterior, adapt_stack
-from usfan.reproduce.toy_model import SHIFTS, StackedMLP, make_domains
+from usfan.reproduce.toy import model as toy
+from usfan.reproduce.toy.adapt import VARIANTS, StackedPosterior, adapt_stack
+from usfan.reproduce.toy.experiment import train_sources
+from usfan.reproduce.toy.model import SHIFTS, StackedMLP, make_domains
+from usfan.scoring.validators import validate
 
 LOOKS = 10
 SAVED = (

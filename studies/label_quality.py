@@ -17,11 +17,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from studies.paths import write_rows  # noqa: E402
 
 from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian  # noqa: E402
+from usfan.artifacts.model import SourceModel  # noqa: E402
+from usfan.compute.passes import forward_store  # noqa: E402
+from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.data.cache import open_store  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
-from usfan.engine import forward_store  # noqa: E402
-from usfan.models.model import SourceModel  # noqa: E402
-from usfan.runtime import start_runtime  # noqa: E402
 
 DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
 

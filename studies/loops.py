@@ -14,14 +14,15 @@ from usfan.adaptation.loss import Objective
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
 from usfan.adaptation.weights import divide_by_mean
+from usfan.artifacts.model import SourceModel
+from usfan.compute.passes import forward
 from usfan.config import AdaptConfig
 from usfan.data.cache import PixelStore
 from usfan.data.views import keyed_uniform
-from usfan.engine import forward
 from usfan.models.classifier import Classifier
-from usfan.models.model import Outputs, SourceModel
 from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
+from usfan.scoring.outputs import Outputs
 
 
 class PosteriorProbs(Objective):

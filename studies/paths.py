@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from usfan.models.model import AdaptedModel
+from usfan.artifacts.model import AdaptedModel
 
 
 def path_of(model: AdaptedModel, labels: Tensor) -> dict[str, list[float]]:

@@ -51,10 +51,10 @@ class Worker:
     def __init__(self, args: argparse.Namespace, started: float) -> None:
         import torch
 
+        from usfan.compute.runtime import start_runtime
         from usfan.config import RuntimeConfig
         from usfan.data.cache import open_store
         from usfan.data.sources import ImageData
-        from usfan.runtime import start_runtime
 
         self.args, self.started, self.out = args, started, Path(args.out)
         self.runtime = start_runtime(RuntimeConfig(compile="graph"))
@@ -76,7 +76,7 @@ class Worker:
         print(self.args.worker, shown, flush=True)
 
     def run(self) -> None:
-        from usfan.models.model import SourceModel
+        from usfan.artifacts.model import SourceModel
 
         for letter in sorted({task[0] for task in self.args.tasks}):
             if claim(self.out / f"claim-source-{letter}"):
@@ -95,7 +95,7 @@ class Worker:
                     self.cell(variant, task)
 
     def train(self, letter: str) -> None:
-        from usfan.source import train_source
+        from usfan.training.source import train_source
 
         began = time.time()
         model = train_source(
@@ -111,7 +111,7 @@ class Worker:
         self.emit(what="source", source=letter, seconds=round(time.time() - began, 1))
 
     def source(self, letter: str) -> Any:
-        from usfan.models.model import SourceModel
+        from usfan.artifacts.model import SourceModel
 
         if letter not in self.models:
             while not (self.out / f"ready-{letter}").exists():

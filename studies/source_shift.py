@@ -29,12 +29,12 @@ from studies.cells import run_variant  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 from studies.variants import VARIANTS  # noqa: E402
 
+from usfan.artifacts.model import SourceModel  # noqa: E402
+from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.config import RuntimeConfig  # noqa: E402
 from usfan.data.cache import PixelStore, open_store  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
-from usfan.models.model import SourceModel  # noqa: E402
-from usfan.runtime import start_runtime  # noqa: E402
-from usfan.source import train_source  # noqa: E402
+from usfan.training.source import train_source  # noqa: E402
 
 DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
 CHOICES = (

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src")]
 
+from usfan.compute.passes import forward_store  # noqa: E402
+from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.config import RuntimeConfig  # noqa: E402
 from usfan.data.cache import PixelStore  # noqa: E402
-from usfan.engine import forward_store  # noqa: E402
-from usfan.runtime import start_runtime  # noqa: E402
-from usfan.source import train_source  # noqa: E402
+from usfan.training.source import train_source  # noqa: E402
 
 SIDES = (28, 24, 20, 18)
 IMAGES, EPOCHS = 20_000, 4

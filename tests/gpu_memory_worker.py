@@ -8,10 +8,10 @@ import logging
 
 import torch
 
+from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.cache import PixelStore
-from usfan.runtime import start_runtime
-from usfan.source import train_source
+from usfan.training.source import train_source
 
 ROOM = 3e9
 """Bytes; ResNet-50 at batch 64 in float32 wants more than twice that, and its largest layer a third."""

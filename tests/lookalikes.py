@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from usfan.data.catalogue import benchmark
+from usfan.data.benchmarks.catalogue import benchmark
 
 SIDE = 16
 

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from usfan.adaptation.adapt import Adaptation, resolve_defaults
 from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
+from usfan.artifacts.model import SourceModel
+from usfan.compute.accelerate.sync_norm import sync_batch_norms
+from usfan.compute.optimiser import Optimiser
+from usfan.compute.passes import forward_store
+from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
-from usfan.engine import forward_store
 from usfan.errors import ConfigError
-from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
-from usfan.models.sync_norm import sync_batch_norms
-from usfan.optimiser import Optimiser
 from usfan.posterior.fit import batch_factors
-from usfan.run import RunFolder, open_run
-from usfan.runtime import Runtime
-from usfan.source import train_source
+from usfan.runs.folder import RunFolder, open_run
+from usfan.training.source import train_source
 
 CLASSES = 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from lookalikes import picture
-from usfan.cli import main
+from usfan.cli.main import main
 
 TINY = ("--device", "cpu", "--workers", "0")
 """Flags of every run here: no decoding processes, which take longer to start than the run itself."""
@@ -58,7 +58,13 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
     """Starts processes from one that has everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["usfan.commands", "usfan.samples", "usfan.source", "torch.utils.tensorboard", "torch._dynamo"]
+        [
+            "usfan.cli.commands",
+            "usfan.evaluation.samples",
+            "usfan.training.source",
+            "torch.utils.tensorboard",
+            "torch._dynamo",
+        ]
     )
     return context
 

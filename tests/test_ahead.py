@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from small_runs import class_folder
-from usfan.ahead import decoding
+from usfan.compute.prefetch import decoding
+from usfan.compute.runtime import Runtime
 from usfan.data import cache
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
-from usfan.runtime import Runtime
 
 SPEC = InputSpec(3, 16, 16)
 HERE = Runtime(torch.device("cpu"), workers=0)

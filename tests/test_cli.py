@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
-from usfan.cli import BENCHMARKS, build_parser, read_settings
+from usfan.cli.main import BENCHMARKS, build_parser, read_settings
 from usfan.config import AdaptConfig
 
 COMMANDS = ("demo", "train", "posterior", "adapt", "evaluate", "predict", "report", "export", "methods", "reproduce")
@@ -40,7 +40,7 @@ def test_help_starts_fast(command):
 
     def seconds() -> float:
         started = time.perf_counter()
-        call = [sys.executable, "-m", "usfan.cli", *command, "--help"]
+        call = [sys.executable, "-m", "usfan.cli.main", *command, "--help"]
         subprocess.run(call, capture_output=True, check=True, timeout=60)
         return time.perf_counter() - started
 
@@ -51,8 +51,8 @@ def test_help_starts_fast(command):
     "code",
     [
         "import usfan",
-        "from usfan.cli import main; main(['methods'])",
-        "from usfan.cli import build_parser; build_parser().format_help()",
+        "from usfan.cli.main import main; main(['methods'])",
+        "from usfan.cli.main import build_parser; build_parser().format_help()",
     ],
     ids=["import", "methods", "help"],
 )
@@ -100,7 +100,7 @@ def test_version_and_no_command(capsys):
 def test_a_fault_exits_with_one():
     """In a process of its own: a fault shows its traceback, a user's mistake does not."""
     code = (
-        "import sys; from usfan import commands; from usfan.cli import main\n"
+        "import sys; from usfan.cli import commands; from usfan.cli.main import main\n"
         "def broken(settings): raise RuntimeError('a fault')\n"
         "commands.COMMANDS['methods'] = broken; sys.exit(main(['methods']))"
     )
@@ -220,7 +220,7 @@ def test_an_unknown_yaml_key_is_refused_by_every_command(refused, tmp_path, comm
 
 
 def test_benchmarks_of_the_parser_are_those_of_the_catalogue():
-    from usfan.data.catalogue import BENCHMARKS as CATALOGUE
+    from usfan.data.benchmarks.catalogue import BENCHMARKS as CATALOGUE
 
     assert set(BENCHMARKS) == {"toy", *CATALOGUE}
 

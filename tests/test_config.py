@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from usfan.adaptation.open_set import SCORES
 from usfan.config import SPLITS, AdaptConfig, RuntimeConfig, TrainConfig, field_docs, make_config
 from usfan.errors import ConfigError
+from usfan.scoring.unknown import SCORES
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, AdaptConfig, RuntimeConfig])

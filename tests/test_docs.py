@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from usfan.cli import build_parser
+from usfan.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,27 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from process_worker import CLASSES, SmoothCNN, pictures
-from usfan import engine
-from usfan.config import OptimiserConfig, RuntimeConfig
-from usfan.data.cache import PixelStore
-from usfan.data.views import InputSpec, test_view, train_view
-from usfan.engine import (
+from usfan.compute import passes as engine
+from usfan.compute.accelerate.pointwise import PointwiseConv2d, multiply_pointwise
+from usfan.compute.optimiser import Optimiser
+from usfan.compute.passes import (
     Feeder,
     count_batches,
     epoch_batches,
     forward,
     forward_store,
-    load_checkpoint,
     prepare,
     set_mode,
     worth_compiling,
 )
+from usfan.compute.runtime import Runtime, permutation, process_counts, seed_everything, start_runtime
+from usfan.compute.stepper import Stepper
+from usfan.config import OptimiserConfig, RuntimeConfig
+from usfan.data.cache import PixelStore
+from usfan.data.views import InputSpec, test_view, train_view
 from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
-from usfan.models.pointwise import PointwiseConv2d, multiply_pointwise
-from usfan.optimiser import Optimiser
-from usfan.runtime import Runtime, permutation, process_counts, seed_everything, start_runtime
-from usfan.stepper import Stepper
+from usfan.runs.folder import load_checkpoint
 
 CPU = Runtime(torch.device("cpu"))
 SPEC = InputSpec(1, 28, 28, (0.5,), (0.5,), "resized-crop")

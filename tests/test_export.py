@@ -28,7 +28,7 @@ def model(pixels):
 
 @pytest.fixture(scope="module")
 def session(model, tmp_path_factory):
-    from usfan.export import export_onnx
+    from usfan.artifacts.onnx import export_onnx
 
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     assert export_onnx(model, path) < 1e-4
@@ -52,7 +52,7 @@ def test_onnxruntime_agrees_at_any_batch_size(model, session, pixels, count):
 
 
 def test_without_a_bias_and_other_settings(tmp_path):
-    from usfan.export import export_onnx
+    from usfan.artifacts.onnx import export_onnx
 
     model = tiny_model("lenet", head_bias=False)
     model.temperature, model.samples = 1.0, 33
@@ -65,7 +65,7 @@ def test_without_a_bias_and_other_settings(tmp_path):
 
 
 def test_a_package_that_is_not_installed(model, tmp_path, monkeypatch):
-    from usfan.export import export_onnx
+    from usfan.artifacts.onnx import export_onnx
 
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(UsfanError, match=r"export needs onnxruntime: install usfan\[onnx\]"):

@@ -15,17 +15,17 @@ from torch import Tensor
 from gpu_memory_worker import ROOM
 from process_worker import CLASSES, pictures
 from usfan.adaptation.adapt import adapt
+from usfan.artifacts.model import SourceModel
+from usfan.compute.accelerate.stem import block_stems
+from usfan.compute.passes import Feeder, forward_store
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.compute.stepper import Stepper
 from usfan.config import RuntimeConfig
 from usfan.data.cache import PixelStore, open_store
-from usfan.data.gpu_decode import MEAN_DIFFERENCE
+from usfan.data.decoding.gpu import MEAN_DIFFERENCE
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
-from usfan.engine import Feeder, forward_store
-from usfan.models.model import SourceModel
-from usfan.models.stem import block_stems
-from usfan.runtime import Runtime, start_runtime
-from usfan.source import train_source
-from usfan.stepper import Stepper
+from usfan.training.source import train_source
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 COMPILING = pytest.mark.filterwarnings("ignore")

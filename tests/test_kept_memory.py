@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import resource, torch
-from usfan.runtime import start_runtime
+from usfan.compute.runtime import start_runtime
 start_runtime()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):  # a small block may settle in a freed hole: the heap grows a few times at first

@@ -16,9 +16,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import usfan
 from tiny_models import tiny_model
+from usfan.compute.runtime import start_runtime
 from usfan.errors import ArtifactError, ConfigError, DataError
-from usfan.posthoc import from_state_dict, refit_posterior
-from usfan.runtime import start_runtime
+from usfan.training.posthoc import from_state_dict, refit_posterior
 
 SPEC = usfan.InputSpec(3, 32, 36)
 NAMES = ["cat", "dog", "elk"]

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from process_worker import CASES, CUTS, NORMS, norm_layer, pictures, study
-from usfan.cli import main
-from usfan.models.sync_norm import sync_batch_norms
-from usfan.runtime import Runtime
+from usfan.cli.main import main
+from usfan.compute.accelerate.sync_norm import sync_batch_norms
+from usfan.compute.runtime import Runtime
 
 TOLERANCE = 1e-5
 WORKER = Path(__file__).with_name("process_worker.py")

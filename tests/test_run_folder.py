@@ -14,7 +14,7 @@ import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
 from usfan.errors import ConfigError, DataError
 from usfan.files import whole_file, write_json
-from usfan.run import RunFolder
+from usfan.runs.folder import RunFolder
 
 RUN = ("--backbone", "digits-cnn", "--epochs", 6, "--batch-size", 16, *TINY)
 

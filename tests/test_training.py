@@ -7,7 +7,7 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.errors import ConfigError, DataError
-from usfan.source import Training
+from usfan.training.source import Training
 
 TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
 

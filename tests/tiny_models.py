@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from usfan.artifacts.model import SourceModel
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
-from usfan.models.model import SourceModel
 from usfan.posterior.kronecker import KroneckerPosterior
 
 

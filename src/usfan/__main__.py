@@ -2,7 +2,7 @@
 
 import sys
 
-from usfan.cli import main
+from usfan.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from usfan.adaptation.methods import find_method
 from usfan.config_checks import at_least, between, check_prior, check_seed, is_number, one_of
 from usfan.errors import ConfigError
 from usfan.field_docs import field_docs as field_docs
@@ -18,7 +17,7 @@ T = TypeVar("T")
 WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
-"""The scores of `usfan.adaptation.open_set`, which are not imported here."""
+"""The scores of `usfan.scoring.unknown`, which are not imported here."""
 LABEL_SOURCES = ("centroid", "posterior-centroid", "gaussian", "propagation")  # adaptation/guidance.py
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
@@ -198,7 +197,6 @@ class AdaptConfig(OptimiserConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        find_method(self.method)
         at_least("epochs", self.epochs, 0)
         between("gamma", self.gamma, 0, 1)
         check_seed(self.seed)

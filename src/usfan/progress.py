@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PATIENCE = 2.0
-NAMED = 50
-"""Unreadable images that are named on the terminal; all of them are in log.jsonl."""
 console = Console(stderr=True)
 
 
@@ -69,17 +67,6 @@ def step_progress(shown: Bar, batch_size: int) -> Callable[[int, int, dict[str, 
     return lambda done, total, figures: shown.set(
         done * batch_size, total * batch_size, f"lr {figures.get('lr', 0):.1e}"
     )
-
-
-def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
-    """Name the images that could not be read, and count them; the log of a run that is not private holds them all."""
-    from usfan.data.stream import report_skipped
-
-    logged = run is not None and not private
-    for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if data.unreadable and logged:
-        run.log("skipped", count=len(data.unreadable), files=data.unreadable)
 
 
 def print_metrics(metrics: dict[str, Any], title: str) -> None:

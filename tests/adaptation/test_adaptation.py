@@ -10,21 +10,21 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation import objectives
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.guard import TRUSTED, WITNESS, Guard
 from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
 from usfan.adaptation.settings import begun_with, choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
+from usfan.compute.passes import engine_store, forward, set_mode
+from usfan.compute.runtime import start_runtime
+from usfan.compute.stepper import no_collection
 from usfan.config import LABEL_SOURCES, AdaptConfig, make_config
 from usfan.data.cache import PixelStore
-from usfan.engine import engine_store, forward, set_mode
 from usfan.errors import ConfigError, DataError
-from usfan.models.model import Outputs
 from usfan.posterior.predictive import certainty_weights
-from usfan.run import RunFolder
-from usfan.runtime import start_runtime
-from usfan.stepper import no_collection
+from usfan.runs.folder import RunFolder
+from usfan.scoring import objectives
+from usfan.scoring.outputs import Outputs
 
 CLASSES = ("a", "b", "c")
 TINY = {"epochs": 2, "batch_size": 8}

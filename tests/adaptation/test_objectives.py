@@ -9,7 +9,8 @@ import torch
 
 import usfan
 from oracles import losses
-from usfan.adaptation.objectives import (
+from usfan.errors import UsfanError
+from usfan.scoring.objectives import (
     alone,
     diversity,
     global_mean,
@@ -18,7 +19,6 @@ from usfan.adaptation.objectives import (
     smoothed_cross_entropy,
     soft_cross_entropy,
 )
-from usfan.errors import UsfanError
 
 
 def batch(samples: int = 6, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

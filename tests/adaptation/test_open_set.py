@@ -13,9 +13,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from oracles import scores as by_hand
-from usfan.adaptation.open_set import SCORES, UnknownRule, known_unknown_split, split_unknown, two_means_1d
 from usfan.errors import ArtifactError, ConfigError, DataError
-from usfan.models.model import Outputs
+from usfan.scoring.outputs import Outputs
+from usfan.scoring.unknown import SCORES, UnknownRule, known_unknown_split, split_unknown, two_means_1d
 
 values_lists = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.25, 0.5, 1.0])), min_size=1, max_size=40)
 

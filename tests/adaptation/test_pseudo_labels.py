@@ -13,8 +13,8 @@ from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, p
 from usfan.adaptation.pseudo_labels import GAUSSIAN_ROUNDS, nearest_centroid, nearest_gaussian, unit_features
 from usfan.adaptation.weights import divide_by_mean, raw_weights, weights_of
 from usfan.config import AdaptConfig
-from usfan.models.model import Outputs
 from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.scoring.outputs import Outputs
 
 
 def target(samples: int = 60, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:

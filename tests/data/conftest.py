@@ -11,7 +11,7 @@ from PIL import Image
 
 from usfan.data import cache
 from usfan.data.cache import PixelStore
-from usfan.data.decode import to_square
+from usfan.data.decoding.decode import to_square
 from usfan.data.sources import ImageData
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lookalikes
-from usfan.data.catalogue import benchmark, check, load_domain
+from usfan.data.benchmarks.catalogue import benchmark, check, load_domain
 from usfan.errors import DataError
 
 NINE = ("airplane", "automobile", "bird", "cat", "deer", "dog", "horse", "ship", "truck")

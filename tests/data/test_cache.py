@@ -9,7 +9,7 @@ from PIL import Image
 
 from usfan.data import cache, memory
 from usfan.data.cache import PixelStore, open_store
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
 from usfan.errors import ConfigError, DataError
 

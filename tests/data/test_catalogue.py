@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lookalikes
-from usfan.data.catalogue import BENCHMARKS, benchmark, check, load_domain
+from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark, check, load_domain
 from usfan.errors import ConfigError, DataError
 from usfan.reproduce.recipes import adapt_settings
 

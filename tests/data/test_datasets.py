@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from usfan.data import decode
-from usfan.data.decode import UnreadableImage, decode_bytes, decode_file, planes, to_square, to_tensor
+from usfan.data.decoding import decode
+from usfan.data.decoding.decode import UnreadableImage, decode_bytes, decode_file, planes, to_square, to_tensor
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -256,6 +256,6 @@ def test_names_with_line_breaks_stay_on_one_line(tmp_path):
 
 
 def test_decoding_does_without_torch_and_numpy():
-    code = "import sys, usfan.data.decoder_process; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, usfan.data.decoding.process; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from usfan.data import gpu_decode
 from usfan.data.cache import open_store
-from usfan.data.gpu_decode import decode_batch, plain_jpeg, resized
+from usfan.data.decoding import gpu as gpu_decode
+from usfan.data.decoding.gpu import decode_batch, plain_jpeg, resized
 from usfan.data.sources import ImageData
 
 CPU = torch.device("cpu")

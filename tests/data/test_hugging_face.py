@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from usfan.data.decode import UnreadableImage, decode_bytes, squared
+from usfan.data.decoding.decode import UnreadableImage, decode_bytes, squared
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped, stream
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from usfan.data import decoder_pool
-from usfan.data.decode import UnreadableImage, decode_file, to_square
+from usfan.data.decoding import pool as decoder_pool
+from usfan.data.decoding.decode import UnreadableImage, decode_file, to_square
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped, report_skipped, stream, worker_count
 from usfan.errors import DataError
@@ -170,7 +170,7 @@ def test_stopping_early_leaves_nothing_behind(photos, started):
 def kill_on(name: str, action: str) -> str:
     """Code for a decoding process that does something drastic when it meets one file."""
     return textwrap.dedent(f"""
-        import os, time, usfan.data.decoder_process as process
+        import os, time, usfan.data.decoding.process as process
         decode = process.decode_file
         def deadly(path, channels):
             if path.endswith({name!r}):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
+from usfan.artifacts.model import SourceModel
+from usfan.compute.runtime import Runtime
+from usfan.compute.share import gather_json, gather_rows, own_share
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped
 from usfan.errors import UsfanError
 from usfan.evaluation.evaluate import evaluate, run_over
-from usfan.evaluation.share import gather_json, gather_rows, own_share
-from usfan.models.model import SourceModel
-from usfan.runtime import Runtime
-from usfan.selective import write_predictions
+from usfan.evaluation.predictions import write_predictions
 
 
 def refusal(call, *arguments, **options) -> str:

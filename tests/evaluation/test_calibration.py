@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from oracles import scores as by_hand
 from usfan.errors import DataError
-from usfan.evaluation.calibration import aurc, calibration_metrics, entropies, reliability_bins
+from usfan.scoring.calibration import aurc, calibration_metrics, entropies, reliability_bins
 
 cases = st.tuples(st.integers(1, 60), st.integers(2, 6), st.integers(0, 10_000), st.sampled_from([0.3, 1.0, 4.0]))
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from small_runs import TINY, class_folder, train_tiny, usfan
+from usfan.artifacts.model import SourceModel
+from usfan.compute.runtime import Runtime
+from usfan.compute.share import own_share
 from usfan.data.sources import ImageData
 from usfan.evaluation.evaluate import evaluate
-from usfan.evaluation.share import own_share
-from usfan.models.model import SourceModel
-from usfan.runtime import Runtime
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
 

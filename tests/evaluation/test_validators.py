@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oracles import scores as by_hand
 from usfan.errors import DataError
-from usfan.evaluation.validators import DIRECTION, collapse, neighbourhood_density, order_probability, validate
+from usfan.scoring.validators import DIRECTION, collapse, neighbourhood_density, order_probability, validate
 
 
 def one_hot(predicted: torch.Tensor, K: int, confidence: float = 0.9) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny_models import tiny_model
+from usfan.artifacts.model import SourceModel
 from usfan.errors import ArtifactError
-from usfan.models.model import SourceModel
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from usfan.models import fused_norm, norm_kernels
-from usfan.models.fused_norm import fused_kind, norm_clamp, plain_norms, worth_fusing
+from usfan.compute.accelerate import fused_norm, norm_kernels
+from usfan.compute.accelerate.fused_norm import fused_kind, norm_clamp, plain_norms, worth_fusing
 
 DEVICE = torch.device(sys.argv[1])
 if DEVICE.type == "cpu":

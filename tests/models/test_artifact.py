@@ -10,9 +10,9 @@ import torch
 
 import usfan
 from tiny_models import tiny_model
-from usfan.adaptation.open_set import UnknownRule
+from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.errors import ArtifactError
-from usfan.models.model import AdaptedModel, SourceModel
+from usfan.scoring.unknown import UnknownRule
 
 FILES = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from usfan.models import artifact
-from usfan.models.model import SourceModel
+from usfan.artifacts import folder as artifact
+from usfan.artifacts.model import SourceModel
 
 HUGE = 10**400
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import usfan
-from usfan.models.model import SourceModel
+from usfan.artifacts.model import SourceModel
 
 SOURCES = sorted(Path(usfan.__file__).parent.rglob("*.py"))
 FORBIDDEN = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load"}

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from usfan.models.fused_norm import FusedNorm, fuse_norms, fused_kind, kernels_run, plain_norms, worth_fusing
+from usfan.compute.accelerate.fused_norm import (
+    FusedNorm,
+    fuse_norms,
+    fused_kind,
+    kernels_run,
+    plain_norms,
+    worth_fusing,
+)
 
 
 def test_kernels_against_float64() -> None:
@@ -68,7 +75,7 @@ def test_where_kernels_do_not_run_layers_stay(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU without the interpreter they cannot be launched."""
-    monkeypatch.setattr("usfan.models.fused_norm.kernels_run", kernels_run.__wrapped__)
+    monkeypatch.setattr("usfan.compute.accelerate.fused_norm.kernels_run", kernels_run.__wrapped__)
     net = Net()
     fuse_norms(net, torch.device("cpu"))
     assert type(net[1]) is nn.BatchNorm2d

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from usfan.models.pointwise import PointwiseConv2d, is_pointwise, multiply_pointwise, plain_pointwise
+from usfan.compute.accelerate.pointwise import PointwiseConv2d, is_pointwise, multiply_pointwise, plain_pointwise
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -28,7 +28,7 @@ def test_outputs_and_gradients_are_the_convolutions(bias: bool, shape: tuple[int
 
 
 def test_channels_first_goes_through_the_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("usfan.models.pointwise.F.linear")
+    monkeypatch.delattr("usfan.compute.accelerate.pointwise.F.linear")
     layer, images = PointwiseConv2d(8, 5, 1), torch.randn(2, 8, 4, 4)
     torch.testing.assert_close(layer(images), nn.functional.conv2d(images, layer.weight, layer.bias))
 

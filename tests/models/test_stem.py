@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from usfan.models.stem import BlockedConv2d, block_stems, plain_stems
+from usfan.compute.accelerate.stem import BlockedConv2d, block_stems, plain_stems
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

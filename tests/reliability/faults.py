@@ -17,7 +17,7 @@ from pathlib import Path
 import measuring  # noqa: F401 (the path to the other test modules)
 
 from small_runs import forkserver
-from usfan.cli import main
+from usfan.cli.main import main
 
 YEAR = 365 * 24 * 3600.0
 

@@ -36,8 +36,8 @@ Case = Callable[[int], tuple[str, Callable[[], str]]]
 def base_folders() -> list[Folder]:
     """Folders of different networks, with and without a bias, and an adapted model with its rule."""
     from tiny_models import tiny_model
-    from usfan.adaptation.open_set import UnknownRule
-    from usfan.models.model import AdaptedModel
+    from usfan.artifacts.model import AdaptedModel
+    from usfan.scoring.unknown import UnknownRule
 
     models = [tiny_model(), tiny_model("lenet", head_bias=False, bottleneck=0), tiny_model("lenet", head_norm=False)]
     shared = {name: getattr(models[0], name) for name in ("classifier", "posterior", "classes", "spec", "architecture")}
@@ -66,8 +66,8 @@ def artifact_cases(place: Path) -> Case:
 def load_and_predict(target: Path) -> str:
     import torch
 
+    from usfan.artifacts.model import SourceModel
     from usfan.errors import ArtifactError
-    from usfan.models.model import SourceModel
 
     try:
         model = SourceModel.load(target)
@@ -104,7 +104,7 @@ def image_cases(place: Path) -> Case:
 
 
 def decode(target: Path, channels: int) -> str:
-    from usfan.data.decode import UnreadableImage, decode_file, squared
+    from usfan.data.decoding.decode import UnreadableImage, decode_file, squared
 
     try:
         picture = squared(decode_file(str(target), channels), 32)
@@ -118,7 +118,7 @@ def work(what: str, start: int, stop: int, out: Path) -> None:
     import torch
 
     from tiny_models import tiny_model
-    from usfan.models.model import SourceModel
+    from usfan.artifacts.model import SourceModel
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:  # a good model first: some imports wait for it

@@ -39,9 +39,9 @@ def main() -> None:
     import usfan
     from small_runs import adapt_tiny, class_folder, train_tiny
     from small_runs import usfan as command
+    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
     from usfan.reproduce.digits import run_demo
-    from usfan.runtime import start_runtime
 
     run_demo(out / "demo", runtime=start_runtime(RuntimeConfig(device="cpu")), quick=True)
     data = class_folder(out / "data")

@@ -8,7 +8,7 @@ import yaml
 
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 from tiny_models import tiny_model
-from usfan.models.model import SourceModel
+from usfan.artifacts.model import SourceModel
 from usfan.posterior.kronecker import KroneckerPosterior
 
 MODEL = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}

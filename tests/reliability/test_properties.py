@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiny_models import tiny_model
-from usfan.cli import read_settings
+from usfan.artifacts.schema import ModelConfig, parse_config
+from usfan.cli.main import read_settings
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
 from usfan.data.lists import inside, parse
 from usfan.errors import ArtifactError, ConfigError
 from usfan.evaluation.metrics import classification_metrics, confusion
-from usfan.models.schema import ModelConfig, parse_config
 
 KINDS = (TrainConfig, AdaptConfig, RuntimeConfig)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)

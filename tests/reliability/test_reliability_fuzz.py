@@ -7,8 +7,8 @@ from artifact_mutations import KINDS, mutated
 from fuzz import artifact_cases, base_folders, fuzz, passed
 
 from tiny_models import tiny_model
+from usfan.artifacts.model import SourceModel
 from usfan.errors import ArtifactError
-from usfan.models.model import SourceModel
 
 
 @pytest.mark.parametrize(("what", "count"), [("artifacts", 150), ("images", 100)])
@@ -23,10 +23,10 @@ def test_strangers_files(what, count):
 def test_the_cases_would_notice(tmp_path, monkeypatch):
     """An exception of another kind is a failure: the check is not blind."""
     case = artifact_cases(tmp_path)
-    monkeypatch.setattr("usfan.models.artifact.load_model", lambda *_, **__: [][1])
+    monkeypatch.setattr("usfan.artifacts.model.load_model", lambda *_, **__: [][1])
     with pytest.raises(IndexError):
         case(0)[1]()
-    monkeypatch.setattr("usfan.models.artifact.load_model", refuse_without_a_name)
+    monkeypatch.setattr("usfan.artifacts.model.load_model", refuse_without_a_name)
     assert case(0)[1]().startswith("BAD: message")
 
 

@@ -8,12 +8,12 @@ from PIL import Image
 import usfan
 from tiny_models import tiny_model
 from usfan.adaptation.methods import METHODS
+from usfan.artifacts.model import SourceModel
 from usfan.config import RuntimeConfig
 from usfan.data.sources import ImageData
 from usfan.errors import ArtifactError, DataError, UsfanError
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
-from usfan.models.model import SourceModel
 from usfan.posterior.kronecker import KroneckerPosterior
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

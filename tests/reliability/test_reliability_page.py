@@ -7,7 +7,7 @@ from kill_and_resume import passed as kill_passed
 from soak import passed as soak_passed
 from tables import PAGE, TABLES, load
 
-from usfan.cli import build_parser
+from usfan.cli.main import build_parser
 
 ROOT = PAGE.parents[1]
 TEXT = PAGE.read_text(encoding="utf-8")

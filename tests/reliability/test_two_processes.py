@@ -5,7 +5,7 @@ from faults import attempt, finish, start
 
 from lookalikes import make
 from small_runs import TINY, class_folder, usfan
-from usfan.run import RunFolder, folder_lock
+from usfan.runs.folder import RunFolder, folder_lock
 
 
 @pytest.fixture(scope="module")

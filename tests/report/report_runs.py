@@ -12,9 +12,9 @@ from torch import Tensor
 
 from usfan.config import AdaptConfig
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
-from usfan.evaluation.validators import validate
 from usfan.files import write_json, write_tensors
-from usfan.run import RunFolder
+from usfan.runs.folder import RunFolder
+from usfan.scoring.validators import validate
 
 EPOCHS = 6
 NAMES = ("back_pack", "bike", "calculator", "desk lamp", "monitor", "mug", "pen", "stapler", "trash can", "tape")

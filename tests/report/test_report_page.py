@@ -14,7 +14,7 @@ from PIL import Image
 from report_runs import EPOCHS, class_names, write_adapt_run, write_images
 from safetensors.torch import load_file
 
-from usfan.cli import main
+from usfan.cli.main import main
 from usfan.errors import ConfigError, DataError
 from usfan.files import write_json
 from usfan.report import page as page_module

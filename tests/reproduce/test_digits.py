@@ -10,10 +10,10 @@ import torch
 
 import usfan
 from usfan.adaptation.methods import METHODS
-from usfan.models.model import SourceModel
+from usfan.artifacts.model import SourceModel
+from usfan.compute.runtime import start_runtime
 from usfan.reproduce.digits import demo_table, load_mnist5k, load_uci, run_demo
 from usfan.reproduce.digits_figure import correct_areas, density
-from usfan.runtime import start_runtime
 
 
 def test_the_demo_writes_what_it_promises(tmp_path, capsys):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from oracles.paper_latex import find_paper, read_header, read_table
-from usfan.data.catalogue import BENCHMARKS
+from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.errors import ConfigError
 from usfan.reproduce.tables import average_checks, paper_row, paper_rows, paper_table, paper_tables
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from lookalikes import make
 from small_runs import TINY, usfan
-from usfan.data.catalogue import BENCHMARKS
-from usfan.models.model import SourceModel
+from usfan.artifacts.model import SourceModel
+from usfan.data.benchmarks.catalogue import BENCHMARKS
 
 FAST = ("--backbone", "lenet", "--source-epochs", 1, "--epochs", 1, "--seeds", 0, *TINY)
 CLASSES = {"office31": None, "office-home": 27, "visda-c": None, "domainnet": 6, "digits": None, "cifar-stl": None}

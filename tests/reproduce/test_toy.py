@@ -13,13 +13,14 @@ from torch.nn import functional
 
 from small_runs import usfan
 from usfan.adaptation.methods import METHODS
-from usfan.adaptation.objectives import information_maximization
 from usfan.adaptation.pseudo_labels import nearest_centroid
 from usfan.errors import ConfigError
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.reproduce import toy, toy_adapt
-from usfan.reproduce.toy_adapt import VARIANTS, StackedPosterior, adapt_stack
-from usfan.reproduce.toy_model import StackedMLP, make_domains, train_stack
+from usfan.reproduce.toy import adapt as toy_adapt
+from usfan.reproduce.toy import experiment as toy
+from usfan.reproduce.toy.adapt import VARIANTS, StackedPosterior, adapt_stack
+from usfan.reproduce.toy.model import StackedMLP, make_domains, train_stack
+from usfan.scoring.objectives import information_maximization
 
 SEEDS = (3, 11, 4)
 

@@ -20,11 +20,10 @@ from usfan.adaptation.guard import Guard, Kept
 from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
-from usfan.adaptation.open_set import split_unknown
 from usfan.adaptation.settings import begun_with, choose_posterior, chosen_settings, resolve_defaults
-from usfan.config import AdaptConfig, RuntimeConfig, make_config
-from usfan.data.cache import PixelStore
-from usfan.engine import (
+from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
+from usfan.compute.optimiser import Optimiser
+from usfan.compute.passes import (
     Feeder,
     after_steps,
     count_batches,
@@ -32,21 +31,22 @@ from usfan.engine import (
     epoch_batches,
     forward,
     forward_store,
-    load_checkpoint,
     prepare,
     replayed_pass,
     set_mode,
     speed_up,
     worth_compiling,
 )
+from usfan.compute.runtime import Runtime, seed_everything, start_runtime
+from usfan.compute.stepper import Stepper
+from usfan.config import AdaptConfig, RuntimeConfig, make_config
+from usfan.data.cache import PixelStore
 from usfan.errors import DataError
-from usfan.evaluation.validators import validate
 from usfan.models.classifier import Classifier
-from usfan.models.model import AdaptedModel, Outputs, Passes, SourceModel, as_images, check_finite
-from usfan.optimiser import Optimiser
-from usfan.run import RunFolder
-from usfan.runtime import Runtime, seed_everything, start_runtime
-from usfan.stepper import Stepper
+from usfan.runs.folder import RunFolder, load_checkpoint
+from usfan.scoring.outputs import Outputs, check_finite
+from usfan.scoring.unknown import split_unknown
+from usfan.scoring.validators import validate
 
 log = logging.getLogger(__name__)
 

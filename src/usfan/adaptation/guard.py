@@ -31,10 +31,10 @@ from typing import Any
 from torch import Tensor
 
 from usfan.adaptation.neighbours import nearest_neighbours
-from usfan.evaluation.calibration import entropies
-from usfan.evaluation.validators import collapse
 from usfan.models.classifier import Classifier
-from usfan.models.model import Outputs
+from usfan.scoring.calibration import entropies
+from usfan.scoring.outputs import Outputs
+from usfan.scoring.validators import collapse
 
 NEIGHBOURS = 5
 TRUSTED = 0.6

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from usfan.adaptation.methods import Method
 from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.objectives import diversity, sample_entropy
-from usfan.adaptation.open_set import split_unknown
 from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
 from usfan.adaptation.weights import divide_by_class_mean, divide_by_mean, weights_of
 from usfan.config import AdaptConfig
-from usfan.models.model import Outputs
+from usfan.scoring.objectives import diversity, sample_entropy
+from usfan.scoring.outputs import Outputs
+from usfan.scoring.unknown import split_unknown
 
 PARTIAL_THRESHOLD = 10
 """Partial set: a class with at most this many samples gets no centroid (recipe)."""

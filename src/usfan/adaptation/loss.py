@@ -17,17 +17,17 @@ from torch import Tensor
 
 from usfan.adaptation.guidance import Guidance, diversity_share
 from usfan.adaptation.methods import Method
-from usfan.adaptation.objectives import (
+from usfan.adaptation.weights import raw_weights
+from usfan.compute.runtime import Runtime
+from usfan.config import AdaptConfig
+from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.scoring.objectives import (
     diversity,
     global_mean,
     sample_entropy,
     smoothed_cross_entropy,
     soft_cross_entropy,
 )
-from usfan.adaptation.weights import raw_weights
-from usfan.config import AdaptConfig
-from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.runtime import Runtime
 
 LOSSES = ("loss", "loss_entropy", "loss_diversity", "loss_pseudo")
 

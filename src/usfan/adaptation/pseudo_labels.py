@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from usfan.adaptation.objectives import Total, alone
 from usfan.posterior.fit import append_one
+from usfan.scoring.objectives import Total, alone
 
 GAUSSIAN_ROUNDS = 5
 """Rounds of EM."""

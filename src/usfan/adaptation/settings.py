@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from usfan.adaptation.methods import find_method
+from usfan.artifacts.model import SourceModel
 from usfan.config import AdaptConfig, make_config
-from usfan.models.model import SourceModel
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from usfan.config import AdaptConfig
-from usfan.models.model import Outputs
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights
+from usfan.scoring.outputs import Outputs
 
 
 def raw_weights(

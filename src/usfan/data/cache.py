@@ -26,7 +26,7 @@ from torch import Tensor
 from usfan.data import cache_file
 from usfan.data.arrays import image_array
 from usfan.data.cache_file import BadCacheFile, Header
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.images import FileImages
 from usfan.data.labels import from_given
 from usfan.data.memory import Place, choose_place

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from usfan.data.decode import UnreadableImage
+from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.images import DatasetImages, FileImages, Images
 from usfan.data.labels import Labels, from_given, from_names
 from usfan.errors import DataError

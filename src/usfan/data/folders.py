@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from typing import NamedTuple
 
-from usfan.data.decode import SUFFIXES, one_line
+from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.labels import name_key
 from usfan.errors import DataError
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from usfan.data.arrays import one_image
-from usfan.data.decode import UnreadableImage, convert, decode_bytes, decode_file
+from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, decode_file
 from usfan.errors import DataError
 
 CONTENT_SAMPLES = 32

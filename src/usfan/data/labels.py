@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from usfan.data.decode import one_line
+from usfan.data.decoding.decode import one_line
 from usfan.errors import DataError
 
 log = logging.getLogger(__name__)

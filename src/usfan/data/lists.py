@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from usfan.data.decode import SUFFIXES, one_line
+from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.images import below, common_folder
 from usfan.data.labels import MAX_CLASSES, Labels, from_names, from_numbers
 from usfan.errors import DataError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from usfan.data import datasets, folders, lists
 from usfan.data.arrays import image_array
-from usfan.data.decode import one_line, to_tensor
+from usfan.data.decoding.decode import one_line, to_tensor
 from usfan.data.images import ArrayImages, FileImages, Images
 from usfan.data.labels import Labels, checked_classes, from_given, from_names, match, some
 from usfan.errors import DataError

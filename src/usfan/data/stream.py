@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from usfan.data.decode import UnreadableImage, one_line, squared, to_tensor
-from usfan.data.decoder_pool import CHUNK, can_start, decode_in_processes
+from usfan.data.decoding.decode import UnreadableImage, one_line, squared, to_tensor
+from usfan.data.decoding.pool import CHUNK, can_start, decode_in_processes
 from usfan.data.images import ArrayImages, FileImages
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
@@ -162,7 +162,7 @@ def _chunks(
 
 
 def _on_gpu(data: ImageData, order: list[int], size: int, device: torch.device) -> Generator[_Chunk, None, None]:
-    from usfan.data.gpu_decode import BATCH, decode_batch
+    from usfan.data.decoding.gpu import BATCH, decode_batch
 
     for at in range(0, len(order), BATCH):
         positions = order[at : at + BATCH]

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.open_set import SCORES, split_unknown
+from usfan.artifacts.model import SourceModel, as_images
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.compute.share import gather_json, gather_rows, one_fails_all_fail, own_share
 from usfan.config import RuntimeConfig
 from usfan.data.stream import NothingReadable, Skipped
 from usfan.errors import DataError
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics, detection_table, open_set_metrics
-from usfan.evaluation.share import gather_json, gather_rows, one_fails_all_fail, own_share
-from usfan.models.model import Outputs, SourceModel, as_images
-from usfan.runtime import Runtime, start_runtime
+from usfan.scoring.outputs import Outputs
+from usfan.scoring.unknown import SCORES, split_unknown
 
 
 def evaluate(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from usfan.errors import DataError
-from usfan.evaluation.calibration import calibration_metrics, checked, entropies
+from usfan.scoring.calibration import calibration_metrics, checked, entropies
 
 
 def classification_metrics(probs: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:

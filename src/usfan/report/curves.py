@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from usfan.evaluation.validators import DIRECTION
 from usfan.report.blocks import Figure, is_number, number, plain_name
 from usfan.report.svg import Axes, padded, whole_ticks
+from usfan.scoring.validators import DIRECTION
 
 LOSSES = {
     "loss": "whole loss",

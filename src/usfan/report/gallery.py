@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from usfan.data.decode import decode_file
+from usfan.data.decoding.decode import decode_file
 from usfan.errors import DataError
 from usfan.report.blocks import Gallery, Note, Picture, Thumbnail
 from usfan.report.read_samples import Samples

@@ -7,10 +7,10 @@ import math
 import numpy as np
 from torch import Tensor
 
-from usfan.evaluation.calibration import calibration_metrics, entropies, reliability_bins
 from usfan.report.blocks import Figure, number, percent
 from usfan.report.read_samples import Samples
 from usfan.report.svg import Axes, ticks
+from usfan.scoring.calibration import calibration_metrics, entropies, reliability_bins
 
 GROUP_CLASS = {"all": "c-all", "correct": "c-right", "incorrect": "c-wrong", "unknown class": "c-unknown"}
 WHEN = {"before": "before adaptation", "after": "after adaptation"}

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from usfan.artifacts.model import AdaptedModel
 from usfan.files import write_json, write_text
-from usfan.models.model import AdaptedModel
 
 if TYPE_CHECKING:
     from usfan.reproduce.suite import Suite

@@ -9,7 +9,7 @@ from typing import Any
 
 from usfan.adaptation.settings import begun_with, chosen_for, chosen_settings
 from usfan.config import AdaptConfig, make_config
-from usfan.data.benchmark import Found
+from usfan.data.benchmarks.benchmark import Found
 from usfan.errors import ArtifactError, ConfigError
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from usfan.adaptation.methods import METHODS, find_method
+from usfan.compute.runtime import Runtime
 from usfan.config_checks import check_seed
 from usfan.errors import ConfigError
-from usfan.run import folder_lock
-from usfan.runtime import Runtime
+from usfan.runs.folder import folder_lock
 
 
 def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
     """The command. Toy and the demo's digits have their own programs."""
     out = Path(settings.pop("out", f"runs/{name}"))
     if name == "toy":
-        from usfan.reproduce.toy import reproduce_toy
+        from usfan.reproduce.toy.experiment import reproduce_toy
 
         seeds, methods = take_seeds(settings, None), take_methods(settings)
         nothing_else("toy", settings)

@@ -21,18 +21,18 @@ from rich.table import Table
 
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
+from usfan.artifacts.model import AdaptedModel, SourceModel
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
-from usfan.engine import engine_store
 from usfan.errors import DataError
 from usfan.evaluation.evaluate import score_outputs
+from usfan.evaluation.samples import adaptation_metrics, save_samples
 from usfan.files import write_json, write_text
-from usfan.models.model import AdaptedModel, SourceModel
 from usfan.progress import bar, step_progress
-from usfan.runtime import Runtime
-from usfan.samples import adaptation_metrics, save_samples
-from usfan.source import train_source
+from usfan.training.source import train_source
 
 DIGITS = tuple("0123456789")
 SOURCE_EPOCHS = {"mnist": 6, "uci": 12}

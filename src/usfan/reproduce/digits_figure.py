@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from torch import Tensor
 
-from usfan.evaluation.validators import order_probability
-from usfan.models.model import AdaptedModel
+from usfan.artifacts.model import AdaptedModel
 from usfan.posterior.predictive import entropy
+from usfan.scoring.validators import order_probability
 
 RIGHT, WRONG = "#20639b", "#c8453b"
 

@@ -87,9 +87,9 @@ def hear(child: subprocess.Popen) -> dict[str, Any]:
 
 def main() -> None:
     """The child."""
+    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
     from usfan.reproduce.suite import Suite
-    from usfan.runtime import start_runtime
 
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever else prints does not get between the lines
 

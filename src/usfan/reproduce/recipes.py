@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from usfan.data.benchmark import Recipe
+from usfan.data.benchmarks.benchmark import Recipe
 
 
 def train_settings(recipe: Recipe) -> dict[str, Any]:

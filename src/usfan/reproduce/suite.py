@@ -17,26 +17,27 @@ import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
+from usfan.artifacts.model import AdaptedModel, SourceModel
+from usfan.compute.passes import forward_store
+from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, make_config
-from usfan.data.benchmark import Benchmark, Found
+from usfan.data.benchmarks.benchmark import Benchmark, Found
+from usfan.data.benchmarks.catalogue import benchmark as find_benchmark
+from usfan.data.benchmarks.catalogue import check, load_domain
 from usfan.data.cache import PixelStore, open_store
-from usfan.data.catalogue import benchmark as find_benchmark
-from usfan.data.catalogue import check, load_domain
-from usfan.engine import forward_store
 from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
-from usfan.models.model import AdaptedModel, Outputs, SourceModel
 from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
 from usfan.reproduce.choices import chosen_pairs, commit, finished_cell, read_mapping, take_jobs
 from usfan.reproduce.command import take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
-from usfan.run import mend_log
-from usfan.runtime import Runtime
-from usfan.source import train_source
+from usfan.runs.folder import mend_log
+from usfan.scoring.outputs import Outputs
+from usfan.training.source import train_source
 
 SHOWN_METRICS = ("accuracy", "mean_class_accuracy", "nll", "brier", "ece", "posterior_nll", "posterior_ece", "entropy")
 OPEN_METRICS = (

@@ -1,0 +1,164 @@
+"""What stage 1 gives to stage 2: a classifier, its posterior, its classes and its input. No data inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub import ModelHubMixin
+from PIL import Image
+from torch import Tensor, nn
+
+from usfan.artifacts.folder import load_parts, save_model
+from usfan.data.views import InputSpec, test_view
+from usfan.models.classifier import Classifier
+from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.posterior.predictive import certainty_weights, entropy
+from usfan.scoring.outputs import Outputs, Prediction, check_finite
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The target as the source model and as the adapted model see it."""
+
+    before: Outputs
+    after: Outputs
+    kept: Tensor
+    """Positions in the data of the images that could be read, in the order of the outputs."""
+    skipped: tuple[Any, ...] = ()
+    path: tuple[Tensor, ...] = ()
+    """The predicted class of each image after 0, 1, … epochs (of a resumed run, after those since)."""
+
+
+@dataclass(eq=False)
+class SourceModel(ModelHubMixin):
+    """A trained classifier with the posterior of its last layer. The mixin adds `push_to_hub` and `save_pretrained`."""
+
+    classifier: Classifier
+    posterior: KroneckerPosterior
+    classes: tuple[str, ...]
+    spec: InputSpec
+    architecture: dict[str, Any]
+    """What rebuilds the network: {"backbone", "bottleneck", …}, or {"module": class name, "head": layer} for a foreign
+    one, with "timm": name where timm makes it."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Of the training: settings and scores, no sample."""
+    temperature: float = 0.4
+    samples: int = 128
+    kind = "source"
+    _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
+
+    def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
+        """The posterior's view of features and logits that a pass gave."""
+        posterior_probs, information = self.posterior.moments(features, self.temperature, self.samples)
+        check_finite(logits, posterior_probs)
+        return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
+
+    def flag_unknown(self, outputs: Outputs) -> Tensor:
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.logits.device)
+
+    def to_prediction(self, outputs: Outputs) -> Prediction:
+        p = outputs.posterior_probs
+        label = outputs.logits.argmax(dim=1)
+        return Prediction(
+            outputs.probs, label, entropy(p), certainty_weights(p), self.flag_unknown(outputs), self.classes
+        )
+
+    def predict(self, images: Any, batch_size: int = 64) -> Prediction:
+        """Images as a tensor or array (one or many), a path, a folder, or an `ImageData`."""
+        parts = [self.to_prediction(outputs) for _, outputs in self.predict_batches(images, batch_size)]
+        names = ("probs", "label", "entropy", "weight", "unknown")
+        return Prediction(**{n: torch.cat([getattr(p, n) for p in parts]) for n in names}, classes=self.classes)
+
+    def predict_batches(self, images: Any, batch_size: int = 64, **options: Any) -> Iterator[tuple[Tensor, Outputs]]:
+        """(positions, outputs) batch by batch; memory does not grow with the number of images."""
+        from usfan.data.stream import stream
+
+        device = self.posterior.weight.device
+        self.classifier.eval()
+        for index, pixels in stream(
+            as_images(images, self.spec.channels),
+            size=self.spec.resize,
+            channels=self.spec.channels,
+            batch_size=batch_size,
+            **options,
+        ):
+            with torch.no_grad():
+                features, logits = self.classifier(test_view(pixels.to(device), self.spec))
+                outputs = self.outputs_of(features.float(), logits.float())
+            yield index, outputs
+
+    def to(self, device: Any) -> SourceModel:
+        """Move the network and the posterior, in place."""
+        self.classifier.to(device)
+        self.posterior = self.posterior.to(device)
+        return self
+
+    def save(self, folder: str | Path, *, private: bool = False) -> Path:
+        return save_model(self, Path(folder), private=private)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
+        """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: tensors are stored."""
+        return load_model(folder, module=module)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, module: nn.Module | None = None, **download: Any
+    ) -> SourceModel:
+        """`load` under the Hub's name. The mixin's own reads config.json before it is checked, so it is not used."""
+        return load_model(pretrained_model_name_or_path, module=module, **download)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Called by the mixin's `save_pretrained` and `push_to_hub`."""
+        self.save(save_directory)
+
+
+@dataclass(eq=False)
+class AdaptedModel(SourceModel):
+    """A source model after stage 2: the extractor moved, the head and the posterior are the source's."""
+
+    method: str = "u-sfan"
+    unknown_rule: Any = None
+    """`adaptation.open_set.UnknownRule`, or None in closed set: how one image alone is judged unknown."""
+    history: dict[str, Any] = field(default_factory=dict)
+    """Of the adaptation: what was kept and why, the validators per epoch. Saved with the run's metrics only."""
+    passes: Passes | None = None
+    """The target before and after, fresh from `adapt`; not saved with the model."""
+    kind = "adapted"
+
+    def flag_unknown(self, outputs: Outputs) -> Tensor:
+        if self.unknown_rule is None:
+            return super().flag_unknown(outputs)
+        return self.unknown_rule.flag(outputs)
+
+
+def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:
+    """The model of a folder or a Hub id, of the kind that its config names."""
+    kind, parts = load_parts(folder, module=module, **download)
+    return AdaptedModel(**parts) if kind == "adapted" else SourceModel(**parts)
+
+
+def as_images(images: Any, channels: int = 3) -> Any:
+    """An `ImageData` of whatever was given; a single image counts as a batch of one.
+
+    3×H×W is one image for a network that sees colour, three for one that sees grey.
+    """
+    from usfan.data.sources import ImageData
+
+    if isinstance(images, ImageData):
+        return images
+    if isinstance(images, Image.Image):
+        images = [images]
+    if (
+        isinstance(images, (str, Path))
+        and Path(images).is_file()
+        and Path(images).suffix.lower() not in (".txt", ".lst", ".list")
+    ):
+        return ImageData([str(images)])
+    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] == channels)):
+        images = images[None]
+    return ImageData(images)

@@ -1,0 +1,76 @@
+"""SHOT's optimiser: SGD with Nesterov momentum, the learning rate falling as lr · (1 + 10 p)^(−0.75).
+
+p is the share of the steps done. Over several processes the gradients are summed before the update, so that all of them
+take the step of the global batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from usfan.compute.runtime import Runtime
+from usfan.config import OptimiserConfig
+from usfan.models.classifier import Classifier
+
+
+class Optimiser:
+    """Updates the extractor and, with `head=True`, the head."""
+
+    def __init__(
+        self, classifier: Classifier, config: OptimiserConfig, steps: int, runtime: Runtime, *, head: bool
+    ) -> None:
+        scale = 0.1 if config.backbone_lr_scale is None else config.backbone_lr_scale
+        groups = classifier.parameter_groups(config.lr, scale, head=head)
+        self.parameters = [p for g in groups for p in g["params"] if p.requires_grad]
+        cuda = runtime.device.type == "cuda"
+        if cuda:  # a tensor, so that a captured step reads the new value
+            for group in groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=runtime.device)
+        self.sgd = torch.optim.SGD(
+            groups,
+            momentum=config.momentum,
+            nesterov=config.momentum > 0,
+            weight_decay=config.weight_decay,
+            fused=cuda or None,
+        )
+        self.lr, self.steps, self.runtime = config.lr, max(1, steps), runtime
+
+    def schedule(self, step: int) -> float:
+        """Set the learning rates for this step."""
+        factor = (1 + 10 * step / self.steps) ** -0.75
+        for group in self.sgd.param_groups:
+            value = self.lr * group["lr_scale"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+        return self.lr * factor
+
+    def update(self, loss: Tensor) -> None:
+        self.sgd.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.runtime.world > 1:
+            self.sum_gradients()
+        self.sgd.step()
+
+    def sum_gradients(self) -> None:
+        """One message for all gradients. A parameter without one has none in any process: all run the same graph."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        flat = self.runtime.total(torch.cat([g.reshape(-1) for g in grads]))
+        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The momentum buffers, for a checkpoint."""
+        state = self.sgd.state
+        return {
+            f"momentum.{i}": state[p]["momentum_buffer"]
+            for i, p in enumerate(self.parameters)
+            if state.get(p, {}).get("momentum_buffer") is not None
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for i, parameter in enumerate(self.parameters):
+            if f"momentum.{i}" in tensors:
+                self.sgd.state[parameter]["momentum_buffer"] = tensors[f"momentum.{i}"].to(parameter)

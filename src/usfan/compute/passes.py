@@ -1,0 +1,277 @@
+"""What both stages share: batches, views, the forward pass, and the pass over all of a data set."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from usfan.compute.accelerate.fused_norm import fuse_norms, plain_norms
+from usfan.compute.accelerate.pointwise import multiply_pointwise, plain_pointwise
+from usfan.compute.accelerate.stem import block_stems, plain_stems
+from usfan.compute.runtime import Runtime, permutation
+from usfan.compute.stepper import Stepper, worth_capturing
+from usfan.data.cache import PixelStore, open_store
+from usfan.data.views import InputSpec, normalised_centres, normalised_crops, statistics, test_view, train_view
+from usfan.models.classifier import Classifier, lay_out, plain_layout
+from usfan.progress import bar
+
+log = logging.getLogger(__name__)
+
+WORTH_COMPILING = 30_000
+"""Steps from which compiling pays under compile="auto"."""
+PASS_BATCH = 64
+"""Batch size of a pass over a data set: the recipe's, which a GPU has set up for training anyway (a new size costs
+seconds). On a CPU larger ones are slower."""
+LARGE_PASS_BATCH = 256
+"""About the size of a GPU's other passes: a compiled one, which sets up its own, and one that is not captured…"""
+LARGE_PASS = 16_384
+"""…over so many images."""
+SMALL_PICTURES = 64
+"""Side of the pictures up to which pooling is most of a network's time."""
+TRY_KERNELS = False
+"""Let cuDNN time its kernels for compiled steps."""
+
+
+class Feeder:
+    """Training views of a store: gathered on the device where the pixels lie there, else staged batch by batch."""
+
+    def __init__(self, store: PixelStore, spec: InputSpec, seed: int, runtime: Runtime) -> None:
+        self.store, self.spec, self.seed, self.device = store, spec, seed, runtime.device
+        self.resident = store.pixels.device.type == runtime.device.type
+        self.epoch = torch.zeros((), dtype=torch.long, device=runtime.device)
+
+    def inputs(self, samples: Tensor) -> tuple[Tensor, ...]:
+        """What the step is called with: sample numbers and, where they must be brought, their pixels."""
+        samples = samples.to(self.device)
+        return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
+
+    def view(self, samples: Tensor, staged: Tensor | None = None, *, compiled: bool = False) -> Tensor:
+        if len(samples) == 0:  # fewer samples in the last batch than processes
+            return torch.empty(0, self.spec.channels, self.spec.size, self.spec.size, device=self.device)
+        rows = samples if staged is None else torch.arange(len(samples), device=self.device)
+        pixels = self.store.pixels if staged is None else staged
+        if compiled and self.spec.augment == "crop-flip":
+            return compiled_crops()(
+                pixels, rows, samples, self.spec.size, self.seed, self.epoch, *statistics(self.spec, self.device)
+            )
+        return train_view(pixels, rows, samples, self.spec, self.seed, self.epoch)
+
+
+def engine_store(
+    images: Any, spec: InputSpec, runtime: Runtime, progress: Callable[[int], None] | None = None
+) -> PixelStore:
+    """The decoded images of a data set, at the size that the network's views start from; a store is taken as it is."""
+    if isinstance(images, PixelStore):
+        return images
+    with bar("decoding", len(images)) as shown:
+        return open_store(
+            images,
+            size=spec.resize,
+            channels=spec.channels,
+            device=runtime.device,
+            cache_dir=runtime.cache,
+            workers=runtime.workers,
+            progress=progress or shown.advance,
+            decode=runtime.decode,
+        )
+
+
+def worth_compiling(runtime: Runtime, steps: int) -> bool:
+    return runtime.fast and (runtime.compile == "on" or (runtime.compile == "auto" and steps >= WORTH_COMPILING))
+
+
+@functools.cache
+def compiled_forward() -> Callable:
+    """One compiled extractor for all classifiers: networks of the same shape, in either stage, share its code."""
+    torch._dynamo.config.recompile_limit = 64  # a study has several networks
+    return torch.compile(lambda classifier, images: classifier.extract(images), dynamic=False)
+
+
+@functools.cache
+def compiled_crops() -> Callable:
+    """Crops, flips and normalisation as one kernel."""
+    return torch.compile(normalised_crops, dynamic=False)
+
+
+@functools.cache
+def compiled_centres() -> Callable:
+    """Test views as one kernel."""
+    return torch.compile(normalised_centres, dynamic=False)
+
+
+def forward(
+    classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(features, logits) in float32, whatever the precision of the network."""
+    features = extract(classifier, images, runtime, compiled=compiled)
+    return features, classifier.head(features)
+
+
+def extract(classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Tensor:
+    """Features in float32."""
+    if runtime.device.type == "cuda":
+        images = images.contiguous(memory_format=torch.channels_last) if classifier.channels_last else images
+        torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
+    with runtime.autocast():
+        features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
+    return features.float()
+
+
+def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False) -> Classifier:
+    """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
+    the global batch."""
+    classifier = classifier.to(runtime.device)
+    if runtime.device.type == "cuda" or (steps and faster_laid_out(classifier, spec)):
+        classifier = lay_out(classifier, torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device))
+    if runtime.world > 1:
+        from usfan.compute.accelerate.sync_norm import sync_batch_norms
+
+        sync_batch_norms(classifier)
+    return classifier
+
+
+def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> None:
+    """Give it layers that a GPU computes faster, as far as so many steps pay for it. `after_steps` takes them back."""
+    if not classifier.channels_last or not worth_capturing(runtime, steps):
+        return
+    if worth_compiling(runtime, steps):
+        block_stems(classifier)
+        return
+    dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
+    fuse_norms(classifier, runtime.device, dtype)
+    multiply_pointwise(classifier)
+
+
+def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
+    """In test mode, with its own layers, and on a CPU laid out as it will be when it is loaded again: the same bits
+    come out of it."""
+    plain_stems(classifier)
+    plain_pointwise(classifier)
+    plain_norms(classifier)
+    if runtime.device.type == "cpu":
+        plain_layout(classifier)
+    return classifier.eval()
+
+
+def faster_laid_out(module: nn.Module, spec: InputSpec) -> bool:
+    """Whether it trains faster on a CPU with the channels last: convolutions of single channels do, and pooling, which
+    takes most of the time of a network for small pictures."""
+    pools = spec.size <= SMALL_PICTURES and any(isinstance(m, nn.MaxPool2d) for m in module.modules())
+    return pools or any(isinstance(m, nn.Conv2d) and m.groups == m.in_channels > 1 for m in module.modules())
+
+
+def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, runtime: Runtime) -> Iterator[tuple[Tensor, int]]:
+    """This process's rows of each global batch, with the size of the global batch.
+
+    The last batch is filled up with the first samples of the epoch: batches are all of one size, which a GPU sets up
+    once (seconds for each new size), and the diversity of a handful of samples is never asked for.
+    """
+    order = permutation(count, seed, epoch)
+    if runtime.device.type == "cuda":
+        order = order.to(runtime.device)
+    size = min(batch_size, count)
+    batches = count_batches(count, batch_size)
+    order = torch.cat([order, order[: batches * size - count]])
+    for start in range(0, batches * size, size):
+        yield order[start : start + size][runtime.rank :: runtime.world], size
+
+
+def count_batches(count: int, batch_size: int) -> int:
+    return 0 if count < 2 else -(-count // batch_size)
+
+
+def set_mode(classifier: nn.Module, *, training: bool, batch_norm: str = "train") -> None:
+    """train/eval, with BatchNorm kept at the source's statistics under batch_norm="frozen"."""
+    classifier.train(training)
+    if training and batch_norm == "frozen":
+        from usfan.models.classifier import batch_norms
+
+        for layer in batch_norms(classifier):
+            layer.eval()
+
+
+@torch.no_grad()
+def forward_store(
+    classifier: Classifier,
+    store: PixelStore,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    rows: Tensor | None = None,
+    batch_size: int | None = None,
+    compiled: bool = False,
+    replay: Stepper | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device. `replay` is
+    the `replayed_pass` of this classifier and store; `progress` is told of the images of each batch."""
+    classifier.eval()
+    if rows is None:
+        rows = torch.arange(len(store), device=runtime.device)
+    compiled = compiled and batch_size is None and len(rows) >= PASS_BATCH
+    if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
+        batch_size = -(-len(rows) // max(1, round(len(rows) / LARGE_PASS_BATCH)))
+    if batch_size is None:
+        large = runtime.device.type == "cuda" and replay is None and len(rows) >= LARGE_PASS
+        batch_size = LARGE_PASS_BATCH if large else PASS_BATCH
+    weight, _ = classifier.head_tensors()
+    features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
+    for start in range(0, len(rows), batch_size)[runtime.rank :: runtime.world]:
+        batch = rows[start : start + batch_size]
+        here = slice(start, start + len(batch))
+        if runtime.device.type == "cuda":  # a size that is new costs seconds: the last batch is filled up
+            batch = torch.cat([batch, batch[-1:].expand(batch_size - len(batch))])
+        found = replay(batch) if replay else pass_batch(classifier, store, batch, spec, runtime, compiled=compiled)
+        features[here] = found[: here.stop - start]
+        logits[here] = classifier.head(found)[: here.stop - start]
+        if progress is not None:
+            progress(here.stop - start)
+    if runtime.world > 1:  # each process filled its own rows
+        features, logits = runtime.total(features), runtime.total(logits)
+    return features, logits
+
+
+def replayed_pass(
+    classifier: Classifier, store: PixelStore, spec: InputSpec, runtime: Runtime, steps: int
+) -> Stepper | None:
+    """The batches of passes that go on while `classifier` learns, captured as the step is, where that is. Only pixels
+    that lie on the GPU can be gathered so."""
+    if store.pixels.device.type != "cuda" or not worth_capturing(runtime, steps):
+        return None
+    compiled = worth_compiling(runtime, steps)
+
+    def batch(rows: Tensor) -> Tensor:
+        return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)
+
+    return Stepper(batch, runtime, steps, classifier)
+
+
+def pass_batch(
+    classifier: Classifier,
+    store: PixelStore,
+    rows: Tensor,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    compiled: bool = False,
+) -> Tensor:
+    """Features of one batch of a pass; where memory runs out, in halves."""
+    try:
+        if compiled and store.pixels.device.type == runtime.device.type:
+            numbers = statistics(spec, runtime.device)
+            images = compiled_centres()(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
+        else:
+            images = test_view(store.batch(rows, runtime.device), spec)
+        return extract(classifier, images, runtime, compiled=compiled)
+    except torch.OutOfMemoryError:
+        if len(rows) < 2:
+            raise
+        log.warning("the GPU ran out of memory on a batch of %d images: trying halves", len(rows))
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return torch.cat([pass_batch(classifier, store, part, spec, runtime) for part in rows.split(-(-len(rows) // 2))])

@@ -1,0 +1,199 @@
+"""A few processes that decode files in parallel and hand the pixels over in order.
+
+Why not a torch DataLoader: its workers are forks (unsafe beside threads, and a warning from Python 3.12 on) or import
+torch and the user's own script anew (2 s of start-up each, and a script without an `if __name__ == "__main__"` guard
+breaks); its pixels pass through /dev/shm (64 MB in a container). These processes are plain children that know Pillow
+only, and are spoken to in JSON. One that crashes or hangs on a file is replaced, and the file is named.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import BinaryIO, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+CHUNK = 16
+"""Images per job."""
+AHEAD = 2
+"""Jobs a process has at a time: the one at work and the one after it."""
+PATIENCE = 30.0
+"""Seconds without an answer after which a process counts as hung."""
+MOST_RESTARTS = 20
+"""More than so many crashes in all mean that the machine is at fault, not the files."""
+
+# glibc hands every freed picture back to the system, and each new one then costs 50 page faults: a third of the time.
+_KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**27), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+_CODE = "from usfan.data.decoding.process import main; main()"
+
+
+class _Died(Exception):
+    """A decoding process ended, or had to be ended; the text is the reason to give for its file."""
+
+
+class _Job(NamedTuple):
+    start: int
+    paths: Sequence[str]
+
+
+def can_start() -> bool:
+    """Whether this system lets us hand a shared memory to a child."""
+    return os.name == "posix" and bool(sys.executable)
+
+
+def decode_in_processes(
+    paths: Sequence[str], *, size: int, channels: int, workers: int
+) -> Generator[tuple[int, list[str | None], Tensor], None, None]:
+    """Yield, chunk by chunk and in order: the first position, a reason or None per path, and uint8 n×C×size×size.
+
+    The tensor is a view of shared memory, valid until the next chunk is asked for. Memory: `workers` × `AHEAD` chunks.
+    """
+    chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
+    workers = max(1, min(workers, len(chunks)))
+    slots = workers * AHEAD
+    with _shared_file(slots * CHUNK * channels * size * size) as file:
+        # Never closed by hand: it goes with the last tensor that looks at it.
+        memory = mmap.mmap(file.fileno(), 0)
+        pixels = torch.frombuffer(memory, dtype=torch.uint8).view(slots, CHUNK, channels, size, size)
+        pool: list[_Process] = []
+        try:
+            for _ in range(workers):
+                pool.append(_Process(file.fileno(), size, channels))
+            for number in range(min(slots, len(chunks))):
+                pool[number % workers].send(_Job(number % slots * CHUNK, chunks[number]))
+            for number, chunk in enumerate(chunks):
+                process = pool[number % workers]
+                reasons = process.receive()
+                yield number * CHUNK, reasons, pixels[number % slots, : len(chunk)]
+                if number + slots < len(chunks):  # the slot is free again
+                    process.send(_Job(number % slots * CHUNK, chunks[number + slots]))
+        finally:
+            for process in pool:
+                process.stop()
+
+
+class _Process:
+    """One decoding process, with its jobs in order; replaced by a fresh one when it dies."""
+
+    def __init__(self, memory_handle: int, size: int, channels: int):
+        self.memory_handle = memory_handle
+        self.arguments = [str(memory_handle), str(size), str(channels)]
+        self.jobs: deque[_Job] = deque()
+        self.restarts = 0
+        self.suspects: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        search = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
+        self.child = subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", "-c", _CODE, *self.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            pass_fds=[self.memory_handle],
+            env=os.environ | _KEEP_FREED_MEMORY | {"PYTHONPATH": search},
+        )
+        assert self.child.stdout is not None
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.child.stdout, selectors.EVENT_READ)
+        self.unread = b""
+        self.ready = False
+
+    def send(self, job: _Job) -> None:
+        self.jobs.append(job)
+        self._write(job)
+
+    def _write(self, job: _Job) -> None:
+        assert self.child.stdin is not None
+        try:
+            self.child.stdin.write(json.dumps({"start": job.start, "paths": list(job.paths)}).encode() + b"\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died; `receive` will see that and send the job again
+
+    def receive(self) -> list[str | None]:
+        """The answers to the oldest job: None, or the reason why a file could not be read."""
+        job = self.jobs[0]
+        reasons: list[str | None] = []
+        while len(reasons) < len(job.paths):
+            try:
+                reasons.append(self._answer())
+            except _Died as death:
+                # A process can be killed from outside, so a file is blamed only when it is there a second time.
+                path = job.paths[len(reasons)]
+                if path in self.suspects:
+                    reasons.append(str(death))
+                self.suspects.add(path)
+                self._restart(_Job(job.start + len(reasons), job.paths[len(reasons) :]))
+        self.jobs.popleft()
+        return reasons
+
+    def _answer(self) -> str | None:
+        if not self.ready:
+            if self._line(2 * PATIENCE) != b"ready":
+                raise RuntimeError("a decoding process did not start as expected")
+            self.ready = True
+        return json.loads(self._line(PATIENCE))
+
+    def _line(self, patience: float) -> bytes:
+        deadline = time.monotonic() + patience
+        while b"\n" not in self.unread:
+            if not self.selector.select(max(0.0, deadline - time.monotonic())):
+                raise _Died(f"decoding took over {patience:.0f} s")
+            assert self.child.stdout is not None
+            more = os.read(self.child.stdout.fileno(), 65536)
+            if not more:
+                code = self.child.wait()
+                raise _Died(f"the decoder crashed ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
+            self.unread += more
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line
+
+    def _restart(self, rest: _Job) -> None:
+        self.restarts += 1
+        started, report = self.ready, self.stop()
+        if not started or self.restarts > MOST_RESTARTS:
+            what = "could not start" if not started else f"crashed {self.restarts} times"
+            raise RuntimeError(f"a decoding process {what}: {report or 'it left no message'} (workers=0 does without)")
+        self.start()
+        for job in (rest, *list(self.jobs)[1:]):
+            self._write(job)
+
+    def stop(self) -> str:
+        """End the process; returns the last line it wrote to its error output while it started. Twice does no harm."""
+        if self.errors.closed:
+            return ""
+        self.child.kill()
+        self.selector.close()
+        for pipe in (self.child.stdin, self.child.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except BrokenPipeError:
+                pass  # a job was left in the buffer
+        self.child.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").split("\n")
+        self.errors.close()
+        return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _shared_file(size: int) -> BinaryIO:
+    """An unnamed file of this size: in memory where the system has such, else in the folder for temporary files."""
+    if hasattr(os, "memfd_create"):
+        file: BinaryIO = os.fdopen(os.memfd_create("usfan-pixels"), "r+b")
+    else:
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (the caller closes it)
+    file.truncate(size)
+    return file

@@ -1,0 +1,83 @@
+"""What a run keeps of each target sample, for the report: predictions before and after, certainty, a place on a map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.artifacts.model import AdaptedModel
+from usfan.evaluation.evaluate import score_outputs
+from usfan.files import write_json, write_tensors
+from usfan.posterior.predictive import certainty_weights, entropy
+
+HALF_FROM = 4_000_000
+"""Tables of N·K values from here on are kept in half precision."""
+
+
+def adaptation_metrics(model: AdaptedModel, data: Any, *, open_set: bool = False) -> dict[str, Any]:
+    """metrics.json of `adapt`: what was kept and why; with labels, the figures before and after."""
+    assert model.passes is not None
+    metrics = {k: v for k, v in model.history.items() if k != "records"}
+    metrics["images"] = len(model.passes.kept)
+    metrics["skipped"] = len(model.passes.skipped)
+    metrics["validators_by_epoch"] = [{"epoch": r["epoch"], **r["validators"]} for r in model.history["records"]]
+    labels = target_labels(model, data, open_set=open_set)
+    if labels is not None:
+        metrics["before"] = score_outputs(model.passes.before, labels, model, open_set=open_set)
+        metrics["after"] = score_outputs(model.passes.after, labels, model, open_set=open_set)
+    return metrics
+
+
+def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor | None:
+    if data.labels is None:
+        return None
+    assert model.passes is not None
+    return data.match_classes(model.classes, open_set=open_set).labels[model.passes.kept]
+
+
+def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool = False) -> None:
+    """samples.safetensors and samples.json."""
+    assert model.passes is not None
+    before, after = model.passes.before, model.passes.after
+    map_before, map_after = flat_map(before.features, after.features)
+    small = before.probs.numel() < HALF_FROM
+    tables = {
+        "probs_before": before.probs,
+        "probs_after": after.probs,
+        "posterior_before": before.posterior_probs,
+        "posterior_after": after.posterior_probs,
+    }
+    tensors = {name: t if small else t.half() for name, t in tables.items()}
+    tensors |= {
+        "weight": certainty_weights(after.posterior_probs),
+        "entropy_before": entropy(before.posterior_probs),
+        "entropy_after": entropy(after.posterior_probs),
+        "features_before": map_before,
+        "features_after": map_after,
+    }
+    if model.unknown_rule is not None:
+        tensors["unknown"] = model.flag_unknown(after)
+    labels = target_labels(model, data, open_set=True)
+    if labels is not None:
+        tensors["labels"] = labels
+    write_tensors(folder / "samples.safetensors", tensors)
+    paths = None
+    if data.paths is not None and not private:
+        paths = [data.paths[i] for i in model.passes.kept.tolist()]
+    write_json(
+        folder / "samples.json", {"paths": paths, "classes": list(model.classes), "temperature": model.temperature}
+    )
+
+
+def flat_map(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sets of features on the same two principal axes (of the adapted ones). N×2 each."""
+    centre = after.double().mean(dim=0)
+    centred = after.double() - centre
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    axes = vectors[:, -2:].flip(1)
+    sign = torch.where(axes.abs().amax(0) == axes.amax(0), 1.0, -1.0)  # an axis has no sign of its own: fix one
+    axes = axes * sign
+    return ((before.double() - centre) @ axes).float(), (centred @ axes).float()

@@ -1,0 +1,203 @@
+"""A posterior for a model that is already trained: a module, a model folder, or a state dict and its network's name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from usfan.artifacts.model import SourceModel, as_images
+from usfan.compute.passes import engine_store, prepare
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.config import RuntimeConfig
+from usfan.data.decoding.decode import UnreadableImage
+from usfan.data.sources import ImageData
+from usfan.data.views import InputSpec, test_view
+from usfan.errors import ConfigError, DataError
+from usfan.models.backbones import RESIZE_RATIO, read_state, recognise_timm, timm_model
+from usfan.models.classifier import copy_module, guess_head, wrap_module
+from usfan.training.source import fit_posterior
+
+Progress = Callable[[int], None] | None
+"""Told of the images of each batch that has passed."""
+log = logging.getLogger(__name__)
+
+SMALL = 128
+"""Square pictures up to this side are not enlarged for a module that does not say what it takes."""
+
+
+def attach_posterior(
+    module: nn.Module,
+    data: Any,
+    head: str | None = None,
+    *,
+    prior: float | str = "evidence",
+    damping: str = "exact",
+    weight_decay: float | None = None,
+    spec: InputSpec | None = None,
+    runtime: RuntimeConfig | Runtime | None = None,
+    progress: Progress = None,
+) -> SourceModel:
+    """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
+
+    timm classifiers need no `head`, and bring their input size and normalisation; for others they are guessed, or give
+    `spec`. The module given is copied. Data without labels will do: the posterior needs features and logits only.
+    """
+    engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
+    data = as_images(data)
+    spec = spec or module_spec(module, data)
+    module = copy_module(module).to(engine.device)
+    known = recognise_timm(module)
+    store = engine_store(data, spec, engine)
+    rows = torch.arange(min(2, len(store)), device=engine.device)
+    classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
+    classifier = prepare(classifier, spec, engine)  # type: ignore[assignment]
+    outputs = classifier.head.out_features
+    classes = tuple(data.classes) if data.classes is not None else tuple(str(i) for i in range(outputs))
+    if len(classes) != outputs:
+        what = f"{data.name} has {len(classes)} classes, the module {outputs}"
+        raise DataError(f"{what}: give the data its classes= in the module's order")
+    posterior = fit_posterior(
+        classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping, progress=progress
+    )
+    architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
+    summary = {"prior_precision": posterior.prior_precision}
+    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
+    return SourceModel(classifier.eval(), posterior, classes, spec, architecture, summary)
+
+
+def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
+    if getattr(module, "pretrained_cfg", None):
+        import timm
+
+        own = timm.data.resolve_model_data_config(module)
+        size = int(own["input_size"][-1])
+        return InputSpec(
+            int(own["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(own["mean"]), tuple(own["std"])
+        )
+    guess = guess_spec(module, data)
+    spec = next((s for s in (guess, InputSpec()) if takes(module, s)), guess)
+    log.warning(
+        "%s does not say what images it takes: it is given %d×%d×%d, normalised by mean %s and std %s; "
+        "pass spec=usfan.InputSpec(…) where it was trained on others",
+        *(type(module).__name__, spec.channels, spec.size, spec.size, spec.mean, spec.std),
+    )
+    return spec
+
+
+def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
+    """The channels of its first convolution. Pictures as large as they are where they are small (or, without
+    convolutions, as the first Linear needs them), else as ImageNet's networks take them."""
+    size, channels = small_side(data), 3
+    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    if convolution is not None:
+        channels = 1 if convolution.in_channels == 1 else 3
+    elif linear is not None:
+        fits = [(c, math.isqrt(linear.in_features // c)) for c in (1, 3)]
+        channels, size = next(((c, s) for c, s in fits if c * s * s == linear.in_features), (channels, size))
+    normal = InputSpec()
+    mean, std = (normal.mean, normal.std) if channels == 3 else ((0.5,), (0.5,))
+    if size is None:
+        return dataclasses.replace(normal, channels=channels, mean=mean, std=std)
+    return InputSpec(channels, size, size, mean, std, "resized-crop-flip" if channels == 3 else "none")
+
+
+def takes(module: nn.Module, spec: InputSpec) -> bool:
+    """Whether the module runs on images of this shape."""
+    was_training, where = module.training, next(module.parameters(), torch.empty(0)).device
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(2, spec.channels, spec.size, spec.size, device=where))
+    except Exception:  # the module's own; what it says is said when the images come
+        return False
+    finally:
+        module.train(was_training)
+    return True
+
+
+def small_side(data: ImageData) -> int | None:
+    """The side of the first picture that can be read, where it is a small square."""
+    for i in range(min(len(data), 10)):
+        with contextlib.suppress(UnreadableImage):
+            height, width = data.load(i).shape[1:]
+            return height if height == width <= SMALL else None
+    return None
+
+
+def needs_weight_decay(prior: float | str, weight_decay: object, model: str) -> None:
+    """Raise where the prior is to come from a weight decay that no one knows; before any image is decoded."""
+    number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+    if prior == "weight-decay" and not (number and 0 < float(weight_decay) < math.inf):  # type: ignore[arg-type]
+        what = "is not stored with" if weight_decay is None else f"is {weight_decay!r} for"
+        raise ConfigError(f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay")
+
+
+def refit_posterior(
+    model: SourceModel,
+    data: ImageData,
+    runtime: Runtime,
+    *,
+    prior: float | str,
+    damping: str,
+    weight_decay: float | None = None,
+    progress: Progress = None,
+) -> SourceModel:
+    """The same network; a new posterior from this data. The weight decay is the one stored, where none is given."""
+    if weight_decay is None:
+        weight_decay = model.summary.get("weight_decay")
+    needs_weight_decay(prior, weight_decay, "the model")
+    if data.labels is not None:
+        data = data.match_classes(model.classes)
+    spec = model.spec
+    store = engine_store(data, spec, runtime)
+    model.to(runtime.device)
+    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress}
+    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, **options)
+    summary = {**model.summary, "prior_precision": posterior.prior_precision}
+    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
+    return dataclasses.replace(model, posterior=posterior, summary=summary)
+
+
+def from_state_dict(
+    path: str,
+    backbone: str | None,
+    data: ImageData,
+    runtime: Runtime,
+    *,
+    head: str | None,
+    prior: float | str,
+    damping: str,
+    weight_decay: float | None = None,
+    progress: Progress = None,
+) -> SourceModel:
+    """A timm classifier from its weights; the classes are those of the data, in its order."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"{path}: neither a model folder nor a weights file")
+    if backbone is None:
+        raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
+    needs_weight_decay(prior, weight_decay, path)
+    state = read_state(file)
+    module = timm_model(backbone)
+    name = head or guess_head(module)
+    weight = state.get(f"{name}.weight")
+    if weight is None or weight.ndim != 2:
+        raise ConfigError(f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?")
+    if data.classes is not None and len(data.classes) != len(weight):
+        raise DataError(f"{data.name} has {len(data.classes)} classes, {path} has {len(weight)}")
+    module = timm_model(backbone, num_classes=len(weight))
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
+    options: dict[str, Any] = {"prior": prior, "damping": damping, "weight_decay": weight_decay}
+    return attach_posterior(module, data, head=head, runtime=runtime, progress=progress, **options)
