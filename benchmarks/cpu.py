@@ -65,7 +65,8 @@ def measure(network: str, layout: str = "") -> dict[str, Any]:
     if layout == "channels first":
         engine.faster_laid_out = lambda *given: False
     runtime, count = start_runtime(), NETWORKS[network]
-    backbone, features, spec = create_backbone(network, "none")
+    made = create_backbone(network, "none")
+    backbone, features, spec = made.module, made.features, made.spec
     classifier = Classifier(backbone, features, 10).eval()
     weight, bias = classifier.head_tensors()
     inputs = torch.randn(100, weight.shape[1])

@@ -160,7 +160,8 @@ def new_model(network: str, work: Path) -> Path:
     from usfan.posterior.kronecker import KroneckerPosterior
 
     classes = tuple(sorted({p.parent.name for p in image_files()}, key=str.lower))
-    backbone, features, spec = create_backbone(network, "none")
+    made = create_backbone(network, "none")
+    backbone, features, spec = made.module, made.features, made.spec
     parts = {"bottleneck": 256, "dropout": 0.0, "head_bias": True, "head_norm": True}
     classifier = Classifier(backbone, features, len(classes), **parts).eval()
     weight, bias = classifier.head_tensors()

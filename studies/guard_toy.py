@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from usfan.adaptation.neighbours import nearest_neighbours
+from usfan.scoring.neighbours import nearest_neighbours
 from usfan.reproduce.toy import model as toy
 from usfan.reproduce.toy.adapt import VARIANTS, StackedPosterior, adapt_stack
 from usfan.reproduce.toy.experiment import train_sources

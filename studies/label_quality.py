@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from studies.paths import write_rows  # noqa: E402
 
-from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian  # noqa: E402
+from usfan.adaptation.centroids import nearest_centroid, nearest_gaussian  # noqa: E402
 from usfan.artifacts.model import SourceModel  # noqa: E402
 from usfan.compute.passes import forward_store  # noqa: E402
 from usfan.compute.runtime import start_runtime  # noqa: E402

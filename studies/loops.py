@@ -11,8 +11,8 @@ from torch import Tensor
 
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.loss import Objective
-from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
+from usfan.scoring.neighbours import nearest_neighbours, neighbour_targets, propagate
+from usfan.adaptation.centroids import centroids, nearest_centroid, unit_features
 from usfan.adaptation.weights import divide_by_mean
 from usfan.artifacts.model import SourceModel
 from usfan.compute.passes import forward

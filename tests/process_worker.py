@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from usfan.adaptation.adapt import Adaptation, resolve_defaults
-from usfan.adaptation.pseudo_labels import centroids, nearest_centroid, unit_features
+from usfan.adaptation.centroids import centroids, nearest_centroid, unit_features
 from usfan.artifacts.model import SourceModel
 from usfan.compute.accelerate.sync_norm import sync_batch_norms
 from usfan.compute.optimiser import Optimiser

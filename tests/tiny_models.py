@@ -16,7 +16,8 @@ def tiny_model(backbone: str = "digits-cnn", *, seed: int = 0, **options: Any) -
     """Three classes, eight features, random weights, and the posterior of its last layer on 60 random images."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    network, features, spec = create_backbone(backbone, "none")
+    made = create_backbone(backbone, "none")
+    network, features, spec = made.module, made.features, made.spec
     settings = {"bottleneck": 8, "dropout": 0.0, "head_bias": True, "head_norm": True, **options}
     classifier = Classifier(network, features, 3, **settings).eval()
     images = torch.randn(60, spec.channels, spec.size, spec.size, generator=generator)

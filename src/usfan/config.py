@@ -7,6 +7,7 @@ import difflib
 import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, TypeVar
 
 from usfan.config_checks import at_least, between, check_prior, check_seed, is_number, one_of
@@ -16,9 +17,8 @@ from usfan.field_docs import field_docs as field_docs
 T = TypeVar("T")
 WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
-SPLITS = ("entropy", "posterior-entropy", "mutual-information", "max-softmax", "energy")
-"""The scores of `usfan.scoring.unknown`, which are not imported here."""
-LABEL_SOURCES = ("centroid", "posterior-centroid", "gaussian", "propagation")  # adaptation/guidance.py
+SETTINGS = ("closed", "open", "partial")
+TUNE = ("new", "norm", "all")
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 
@@ -63,7 +63,7 @@ class OptimiserConfig:
     lr: float = 1e-2
     """Learning rate of the new layers at the first step."""
     backbone_lr_scale: float | None = None
-    """Learning rate of the backbone relative to lr; 0.1, or 1 for the small networks."""
+    """Learning rate of the backbone relative to lr; by default 0.1, or 1 for a backbone without pretrained weights."""
     momentum: float = 0.9
     """Momentum (Nesterov)."""
     weight_decay: float = 1e-3
@@ -86,6 +86,8 @@ class TrainConfig(OptimiserConfig):
     """auto (weights of usfan[offline] where they fit, else none), none, offline, timm (download), or a weights file."""
     epochs: int = 50
     """Passes over the training part."""
+    tune: str = "all"
+    """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
     seed: int = 0
     """Seeds the split, the initial weights, the order and the views."""
     label_smoothing: float = 0.1
@@ -95,7 +97,7 @@ class TrainConfig(OptimiserConfig):
     bottleneck: int = 256
     """Width of the layer between backbone and head; 0 for none."""
     dropout: float | None = None
-    """Dropout after the bottleneck; 0, or 0.5 for the digit networks."""
+    """Dropout after the bottleneck; by default the network's own."""
     head_bias: bool = True
     """Whether the last layer has a bias."""
     head_norm: bool = True
@@ -107,7 +109,7 @@ class TrainConfig(OptimiserConfig):
     damping: str = "exact"
     """exact, or factored as in the published program."""
     preset: str = "default"
-    """default, or paper: the prior precision 5e-4."""
+    """default, paper (the prior precision 5e-4) or shot (the recipe's)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,137 +120,63 @@ class TrainConfig(OptimiserConfig):
         check_prior(self.prior)
         check_seed(self.seed)
         one_of("damping", self.damping, ("exact", "factored"))
-        one_of("preset", self.preset, ("default", "paper"))
+        one_of("tune", self.tune, TUNE)
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
 
 
 @dataclass(frozen=True)
 class AdaptConfig(OptimiserConfig):
-    """Stage 2: the feature extractor moves, the head stays."""
+    """Stage 2: the feature extractor moves, the head stays. A method has settings of its own beside these."""
 
     method: str = "u-sfan"
-    """source-only, shot-im, shot-im-entropy, shot, u-sfan or u-sfan+."""
+    """The method; `usfan methods` lists them."""
+    setting: str = "closed"
+    """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
+    tune: str = "all"
+    """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
     epochs: int = 15
     """Passes over the target."""
     seed: int = 0
     """Seeds the order and the views."""
-    gamma: float = 0.5
-    """Share of the diversity term: (1 − γ) L_ent + γ L_div."""
-    objective_scale: float = 2.0
-    """Factor on the whole of that; 2 makes SHOT-IM the recipe's own at γ = ½, the paper has 1."""
-    pseudo_label_weight: float | None = None
-    """β, weight of the pseudo-label loss; 0.3, or 0.1 for the small networks."""
-    pseudo_label_warmup: int | None = None
-    """Epochs at first without the pseudo-label loss; 0, but 1 for U-SFAN+, closed set, small networks, 4 epochs up."""
-    temperature: float = 0.4
-    """τ of the certainty weights."""
+    guard: bool = True
+    """Keep the source model if the guard finds that adaptation did harm; off keeps the last iterate."""
+    preset: str = "default"
+    """default, paper (its literal settings) or shot (the recipe's)."""
+    augment: str | None = None
+    """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
     samples: int = 128
     """M, draws from the posterior."""
     prior: float | str | None = None
-    """Prior precision for the weights; the one stored with the source model when not given."""
+    """Prior precision for the weights; by default the one stored with the source model."""
     damping: str | None = None
-    """exact or factored; as stored with the source model when not given."""
-    refresh: str = "epoch"
-    """When weights are made: epoch (test views, BatchNorm in test mode) or step (Algorithm 1, the batch as it is)."""
-    normalise_weights: bool = True
-    """Divide the weights by their mean, so that weighting does not weaken the entropy term as a whole."""
-    weight_power: float = 1.0
-    """Exponent on the weights before they are divided by their mean: above 1 sharper, 0 none."""
-    anneal: bool | None = None
-    """Let that fall from twice to nearly 0 over the run; on for U-SFAN, closed set, large networks, 4 epochs up."""
-    certainty: str = "total"
-    """What the posterior's weights look at: total (entropy of the predictive) or epistemic (its mutual information)."""
-    neighbours: int = 0
-    """Neighbours in the target whose prediction an uncertain sample is pulled to; 0 for none."""
-    neighbour_weight: float = 1.0
-    """Weight of that pull."""
-    pseudo_label_source: str = "centroid"
-    """Where pseudo-labels come from: centroid (recipe), posterior-centroid, gaussian, or propagation (neighbours)."""
-    weigh_entropy: bool = True
-    """Weigh the entropy term by certainty (Eq. 7)."""
-    weigh_pseudo_labels: bool = False
-    """Weigh the pseudo-label loss by certainty too."""
-    balance: bool | None = None
-    """Divide the weights by their mean within each predicted class; the method's own when not given."""
-    diversity_memory: float | None = None
-    """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
-    the method's own when not given, and 0 where a batch holds four samples per class or more."""
-    weigh_diversity: bool = False
-    """Weigh the mean prediction in L_div by certainty too."""
-    augment: str | None = None
-    """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
-    batch_norm: str = "train"
-    """BatchNorm while adapting: train (statistics of the batch) or frozen (the source's)."""
-    open_set: bool = False
-    """The target may hold classes that the model does not know."""
-    partial_set: bool = False
-    """The target may lack classes that the model knows: no diversity term, and no centroid for rare ones."""
-    split: str | None = None
-    """Score that tells known from unknown: entropy (recipe), posterior-entropy, mutual-information, max-softmax or
-    energy; the method's own when not given."""
-    separation: float | None = None
-    """Open set: weight of raising the entropy of samples judged unknown, L_div over the known ones, the first split by
-    the target's BatchNorm statistics; 0: as the recipe; not given: the method's own for small networks, else 0."""
-    guard: bool = True
-    """Keep the iterate that the label-free validator prefers, the source model among them; off: the last iterate."""
-    preset: str = "default"
-    """default (ours, by measurement), or paper (its literal settings)."""
+    """exact or factored; by default as stored with the source model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of("setting", self.setting, SETTINGS)
+        one_of("tune", self.tune, TUNE)
         at_least("epochs", self.epochs, 0)
-        between("gamma", self.gamma, 0, 1)
         check_seed(self.seed)
         at_least("samples", self.samples, 1)
-        at_least("objective_scale", self.objective_scale, 0)
-        for name in ("pseudo_label_warmup", "pseudo_label_weight", "separation"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 0)
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature must be positive; got {self.temperature}")
         if self.prior is not None:
             check_prior(self.prior)
-        one_of("refresh", self.refresh, ("epoch", "step"))
-        one_of("certainty", self.certainty, ("total", "epistemic"))
-        one_of("pseudo_label_source", self.pseudo_label_source, LABEL_SOURCES)
-        at_least("neighbours", self.neighbours, 0)
-        at_least("neighbour_weight", self.neighbour_weight, 0)
-        at_least("weight_power", self.weight_power, 0)
-        if self.diversity_memory is not None:
-            between("diversity_memory", self.diversity_memory, 0, 0.999)
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
-        one_of("batch_norm", self.batch_norm, ("train", "frozen"))
-        one_of("preset", self.preset, ("default", "paper"))
         if self.damping is not None:
             one_of("damping", self.damping, ("exact", "factored"))
-        if self.split is not None:
-            one_of("split", self.split, SPLITS)
-        if self.balance and not self.normalise_weights:
-            raise ConfigError("balance divides weights by their mean, normalise-weights off forbids it: choose one")
-        if self.refresh == "step" and (self.balance or self.anneal or self.certainty != "total"):
-            raise ConfigError("balance, anneal and certainty epistemic need weights per epoch: take away refresh step")
-        if self.open_set and self.partial_set:
-            raise ConfigError("open-set and partial-set exclude each other: choose one")
 
 
-PRESETS: dict[tuple[type, str], dict[str, Any]] = {
-    (TrainConfig, "paper"): {"prior": 5e-4},
-    (AdaptConfig, "paper"): {
-        "prior": 5e-4,
-        "refresh": "step",
-        "normalise_weights": False,
-        "balance": False,
-        "anneal": False,
-        "diversity_memory": 0.0,
-        "pseudo_label_warmup": 0,
-        "objective_scale": 1.0,
-        "guard": False,
-        "split": "entropy",
-        "separation": 0.0,
-    },
-}
+def read_preset(name: str, command: str) -> dict[str, Any]:
+    """The settings of a preset for `train` or `adapt`: a file in `usfan/presets`."""
+    import yaml
+
+    folder = resources.files("usfan.presets")
+    names = ["default", *sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if ".yaml" in item.name)]
+    one_of("preset", name, tuple(names))
+    if name == "default":
+        return {}
+    return yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")).get(command) or {}
 
 
 def make_config(kind: type[T], given: dict[str, Any]) -> T:
@@ -257,7 +185,7 @@ def make_config(kind: type[T], given: dict[str, Any]) -> T:
     for name in given:
         if name not in known:
             raise unknown_setting(name, known, f"the settings are {', '.join(known)}")
-    preset = PRESETS.get((kind, str(given.get("preset", "default"))), {})
+    preset = read_preset(str(given.get("preset", "default")), "train") if kind is TrainConfig else {}
     values = {**given, **{name: value for name, value in preset.items() if given.get(name) is None}}
     return kind(**{name: convert(known[name], value) for name, value in values.items()})
 
@@ -271,7 +199,7 @@ def unknown_setting(name: str, known: Collection[str], otherwise: str) -> Config
 
 def convert(item: dataclasses.Field, value: Any) -> Any:
     """Check a value (from YAML, a flag, or Python) against the field's type, and convert where that loses nothing."""
-    kind = str(item.type)
+    kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
     if value is None and "None" in kind:
         return None
     if kind.startswith("bool"):

@@ -12,7 +12,7 @@ import usfan
 from lookalikes import picture
 from usfan.adaptation.adapt import Adaptation
 from usfan.adaptation.guard import TRUSTED, WITNESS, Guard
-from usfan.adaptation.pseudo_labels import nearest_centroid, nearest_gaussian
+from usfan.adaptation.centroids import nearest_centroid, nearest_gaussian
 from usfan.adaptation.settings import begun_with, choose_posterior, resolve_defaults
 from usfan.adaptation.weights import raw_weights
 from usfan.compute.passes import engine_store, forward, set_mode

@@ -9,8 +9,8 @@ from sklearn.covariance import ledoit_wolf
 from oracles import centroids as oracle
 from oracles.last_layer import last_layer, shifted
 from usfan.adaptation import neighbours
-from usfan.adaptation.neighbours import nearest_neighbours, neighbour_targets, propagate
-from usfan.adaptation.pseudo_labels import GAUSSIAN_ROUNDS, nearest_centroid, nearest_gaussian, unit_features
+from usfan.scoring.neighbours import nearest_neighbours, neighbour_targets, propagate
+from usfan.adaptation.centroids import GAUSSIAN_ROUNDS, nearest_centroid, nearest_gaussian, unit_features
 from usfan.adaptation.weights import divide_by_mean, raw_weights, weights_of
 from usfan.config import AdaptConfig
 from usfan.posterior.kronecker import KroneckerPosterior

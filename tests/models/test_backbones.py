@@ -32,7 +32,8 @@ from usfan.models.small_backbones import SMALL_BACKBONES
     ],
 )
 def test_small_networks(name, features, channels, size):
-    model, width, spec = create_backbone(name)
+    made = create_backbone(name)
+    model, width, spec = made.module, made.features, made.spec
     assert (width, spec.channels, spec.size, spec.resize) == (features, channels, size, size)
     assert len(spec.mean) == len(spec.std) == channels
     assert model.eval()(torch.zeros(2, channels, size, size)).shape == (2, features)
@@ -46,14 +47,16 @@ def test_every_small_network_is_tested_above():
 @pytest.mark.parametrize("name", ["digits-cnn", "lenet", "resnet18"])
 def test_other_channels(name):
     channels = 1 if name == "resnet18" else 3
-    model, width, spec = create_backbone(name, "none", channels=channels)
+    made = create_backbone(name, "none", channels=channels)
+    model, width, spec = made.module, made.features, made.spec
     assert spec.channels == channels
     assert model.eval()(torch.zeros(1, channels, spec.size, spec.size)).shape == (1, width)
 
 
 def test_timm_with_random_weights(caplog):
     with caplog.at_level(logging.WARNING):
-        model, width, spec = create_backbone("resnet18")
+        made = create_backbone("resnet18")
+        model, width, spec = made.module, made.features, made.spec
     assert "starts from random weights" in caplog.text
     assert (width, spec.channels, spec.size, spec.resize) == (512, 3, 224, 256)
     assert spec.mean == (0.485, 0.456, 0.406)
@@ -106,7 +109,8 @@ def published() -> dict[str, torch.Tensor]:
 
 def test_offline_weights_agree_with_the_network_they_were_published_for(published):
     """`oracles.efficientnet_lite` reads the file by its own names; the figures below are what it gave when written."""
-    model, width, _ = create_backbone("tf_efficientnet_lite0", "offline")
+    made = create_backbone("tf_efficientnet_lite0", "offline")
+    model, width = made.module, made.features
     with torch.no_grad():
         features = model.eval()(wave())
     expected, logits = features_and_logits(published, wave())
@@ -126,7 +130,8 @@ def test_larger_offline_weights_load(name, size):
     path = offline_weights(name)
     if path is None:
         pytest.skip("usfan[offline] is not installed")
-    model, width, spec = create_backbone(name)
+    made = create_backbone(name)
+    model, width, spec = made.module, made.features, made.spec
     assert (width, spec.size) == (1280, size)
     stem = read_state(path)["_conv_stem.weight"]
     assert torch.equal(model.state_dict()["conv_stem.weight"], stem)
@@ -147,19 +152,19 @@ def test_weights_from_a_file(tmp_path, suffix, kind):
         torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in given.items()}}, path)
     else:
         torch.save(given, path)
-    model, _, _ = create_backbone("resnet18", str(path))
+    model = create_backbone("resnet18", str(path)).module
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
 def test_weights_for_a_small_network(tmp_path):
-    model, _, _ = create_backbone("digits-cnn")
+    model = create_backbone("digits-cnn").module
     torch.save(model.state_dict(), tmp_path / "digits.pth")
-    again, _, _ = create_backbone("digits-cnn", str(tmp_path / "digits.pth"))
+    again = create_backbone("digits-cnn", str(tmp_path / "digits.pth")).module
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
 
 def test_a_file_that_does_not_fit(tmp_path):
-    torch.save(create_backbone("lenet")[0].state_dict(), tmp_path / "lenet.pth")
+    torch.save(create_backbone("lenet").module.state_dict(), tmp_path / "lenet.pth")
     with pytest.raises(
         ConfigError, match=r"does not fit this backbone: no tensor of the right shape for conv1\.weight"
     ):

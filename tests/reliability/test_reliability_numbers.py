@@ -27,7 +27,8 @@ def pixels(count: int, seed: int = 0) -> torch.Tensor:
 def wide_model(classes: int, images: torch.Tensor) -> SourceModel:
     """As many classes as asked for; the posterior has seen only these few images."""
     torch.manual_seed(0)
-    network, features, spec = create_backbone("digits-cnn", "none")
+    made = create_backbone("digits-cnn", "none")
+    network, features, spec = made.module, made.features, made.spec
     settings = {"bottleneck": 16, "dropout": 0.0, "head_bias": True, "head_norm": True}
     classifier = Classifier(network, features, classes, **settings).eval()
     with torch.no_grad():

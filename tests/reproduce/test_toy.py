@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from small_runs import usfan
 from usfan.adaptation.methods import METHODS
-from usfan.adaptation.pseudo_labels import nearest_centroid
+from usfan.adaptation.centroids import nearest_centroid
 from usfan.errors import ConfigError
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.reproduce.toy import adapt as toy_adapt

@@ -1,4 +1,6 @@
-"""Stage 2, the one loop: adapt the extractor to unlabelled images, the head stays frozen. The loss is in `loss.py`.
+"""Stage 2: adapt the extractor to unlabelled images; the head stays frozen.
+
+    settings → data → model → [pass over the target → refresh terms → epoch of steps] × E → judge → model
 
 It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door.
 """
@@ -10,7 +12,6 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,39 +19,32 @@ from torch import Tensor
 
 from usfan.adaptation.guard import Guard, Kept
 from usfan.adaptation.guidance import Guidance
-from usfan.adaptation.loss import LOSSES, Objective
-from usfan.adaptation.methods import Method, find_method
-from usfan.adaptation.settings import begun_with, choose_posterior, chosen_settings, resolve_defaults
+from usfan.adaptation.methods import Method
+from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
+from usfan.adaptation.terms.separation import Separation
+from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
-from usfan.compute.optimiser import Optimiser
+from usfan.compute.accelerate.layers import accelerated
+from usfan.compute.loop import Loop, Progress
 from usfan.compute.passes import (
     Feeder,
-    after_steps,
     count_batches,
     engine_store,
-    epoch_batches,
-    forward,
     forward_store,
     prepare,
     replayed_pass,
-    set_mode,
-    speed_up,
     worth_compiling,
 )
-from usfan.compute.runtime import Runtime, seed_everything, start_runtime
-from usfan.compute.stepper import Stepper
-from usfan.config import AdaptConfig, RuntimeConfig, make_config
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.compute.stage import Stage
+from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
 from usfan.errors import DataError
-from usfan.models.classifier import Classifier
-from usfan.runs.folder import RunFolder, load_checkpoint
+from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
 from usfan.scoring.outputs import Outputs, check_finite
-from usfan.scoring.unknown import split_unknown
 from usfan.scoring.validators import validate
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[int, int, dict[str, float]], None]
 
 
 def adapt(
@@ -63,18 +57,17 @@ def adapt(
     progress: Progress | None = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`."""
-    given = make_config(AdaptConfig, {"method": method, **settings})
+    """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`, or
+    settings of the method (`usfan methods NAME` lists them)."""
+    config, row = resolve({"method": method, **settings}, pretrained=source.pretrained, classes=len(source.classes))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
-    begun = None if run is None else run.load_checkpoint(tensors=False)
-    config = resolve_defaults(given if begun is None else begun_with(given, begun[2]), source)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
     else:
         store = engine_store(as_images(data).without_labels(), source.spec, engine)
-    if len(store) < 2 and find_method(config.method).adapts:
+    if len(store) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
-    return Adaptation(source, store, config, engine, run, progress).run()
+    return Adaptation(source, store, config, row, engine, run, progress).run()
 
 
 @functools.cache
@@ -91,57 +84,176 @@ class Adaptation:
         source: SourceModel,
         store: PixelStore,
         config: AdaptConfig,
+        method: Method,
         runtime: Runtime,
         run: RunFolder | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.source, self.store, self.config, self.runtime = source, store, config, runtime
-        self.folder, self.progress = run, progress
-        self.method: Method = find_method(config.method)
-        self.epochs = config.epochs if self.method.adapts else 0
-        self.batches = count_batches(len(store), config.batch_size)
-        self.steps = self.batches * self.epochs
+        self.source, self.store, self.config, self.method = source, store, config, method
+        self.runtime, self.folder, self.progress = runtime, run, progress
+        self.epochs = config.epochs if method.terms else 0
+        self.steps = count_batches(len(store), config.batch_size) * self.epochs
         self.compiled = worth_compiling(runtime, self.steps)
-        self.classifier = self.source_copy()
-        self.classifier.head.requires_grad_(False)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
-        self.optimiser = Optimiser(self.classifier, config, self.steps, runtime, head=False)
-        views = dataclasses.replace(source.spec, augment=config.augment or source.spec.augment)
-        self.feeder = Feeder(store, views, config.seed, runtime)
-        self.guidance = Guidance.empty(len(store), len(source.classes), runtime.device)
-        beta = torch.zeros((), device=runtime.device)
-        self.objective = Objective(config, self.method, self.guidance, self.posterior, runtime, beta)
-        self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
-        self.replay = replayed_pass(self.classifier, store, source.spec, runtime, self.steps)
-        self.guard = Guard(enabled=config.guard, partial=config.partial_set, neighbourly=not config.open_set)
+        separation = next((t.separation for t in method.terms if isinstance(t, Separation)), 0.0)
+        self.settles = method.settles or bool(separation)
+        self.guide = Guidance(
+            len(store),
+            len(source.classes),
+            method.certainty,
+            method.split,
+            config.setting,
+            runtime,
+            self.posterior,
+            config.samples,
+            separates=bool(separation),
+        )
+        self.guard = Guard(
+            enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
+        )
+        self.terms: list[Term] = []
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
+        self.pending: dict[str, float] = {}
         self.path: list[Tensor] = []
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
-        first = self.resume()
-        before: Outputs | None = None
-        for epoch in range(first, self.epochs):
-            outputs = self.refresh(epoch)
-            before = outputs if epoch == 0 else before
-            if self.guard.collapsed:
-                break
-            if epoch == 0 and self.objective.separation:
-                self.settle_statistics()
-            self.train_epoch(epoch)
-        else:
-            outputs = self.refresh(self.epochs)
-            before = outputs if self.epochs == 0 else before
-        kept = self.guard.finish()
-        if kept.epoch != self.guard.latest:
-            self.classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
-            outputs = self.outputs()
-        if before is None:
-            before = self.outputs(self.source_copy())
-        for stepper in filter(None, (self.stepper, self.replay)):
-            stepper.release()
+        classifier = prepare(
+            copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts
+        )
+        with accelerated(classifier, self.runtime, self.steps):
+            before = self.open(classifier)
+            try:
+                outputs = self.train(before, self.resume())
+                kept = self.guard.finish()
+                if kept.epoch != self.guard.latest:
+                    classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
+                    outputs = self.outputs()
+            finally:
+                self.loop.release()
+                if self.replay is not None:
+                    self.replay.release()
         return self.finished(kept, before, outputs, time.perf_counter() - started)
+
+    def open(self, classifier: Any) -> Outputs:
+        """Everything that a run needs, made around the classifier; what the source model says of the target."""
+        config, runtime = self.config, self.runtime
+        self.classifier = classifier
+        self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
+        before = self.outputs()
+        check_finite(before.logits, before.posterior_probs)
+        self.guard.see_source(before)
+        self.warn_of_missing_classes(before)
+        context = Context(
+            len(self.store),
+            len(self.source.classes),
+            runtime,
+            self.epochs,
+            config.seed,
+            self.guide,
+            before,
+            uncertainty=self.posterior,
+        )
+        self.terms = [term.started(context) for term in self.method.terms]
+        views = dataclasses.replace(self.source.spec, augment=config.augment or self.source.spec.augment)
+        self.loop = Loop(
+            classifier,
+            Feeder(self.store, views, config.seed, runtime),
+            stage_of(config, self.epochs),
+            self.terms,
+            runtime,
+            progress=self.progress,
+        )
+        return before
+
+    def train(self, before: Outputs, first: int) -> Outputs:
+        """Epoch by epoch, until the end or a collapse; the last look at the target."""
+        for epoch in range(first, self.epochs + 1):
+            outputs = before if epoch == 0 else self.outputs()
+            if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
+                self.guide.refresh(outputs, min(epoch, self.epochs - 1) / max(1, self.epochs))
+            self.judge(epoch, outputs, before)
+            if self.guard.collapsed or (epoch == self.epochs and not (epoch == 0 and self.settles)):
+                break
+            if epoch == 0 and self.settles:
+                self.loop.settle()
+                outputs = self.outputs()
+                self.guide.refresh(outputs)
+            if epoch < self.epochs:
+                self.train_epoch(epoch, outputs)
+        return outputs
+
+    def train_epoch(self, epoch: int, outputs: Outputs) -> None:
+        for term in self.terms:
+            term.refresh(outputs)
+            term.begin_epoch(epoch)
+        self.pending = self.loop.train_epoch(epoch)
+
+    def outputs(self) -> Outputs:
+        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
+        features, logits = forward_store(
+            self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled, replay=self.replay
+        )
+        probs, information = self.posterior.moments(features, self.method.certainty.temperature, self.config.samples)
+        return Outputs(features, logits, logits.softmax(dim=1), probs, information)
+
+    def judge(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
+        """Show this iterate to the guard, and write it down."""
+        figures = validate(
+            outputs.probs,
+            outputs.features,
+            source_probs=before.probs,
+            source_posterior_probs=before.posterior_probs,
+            source_neighbours=self.guard.neighbours(),
+            posterior_probs=outputs.posterior_probs,
+        )
+        if self.guide.separates:
+            figures["information_maximization"] = self.guide.known_information(outputs.probs)
+        self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))
+        self.guard.loss_finite = all(abs(value) < float("inf") for value in self.pending.values())
+        self.guard.consider(epoch, figures, outputs.probs, self.classifier)
+        self.record(epoch, figures)
+
+    def warn_of_missing_classes(self, outputs: Outputs) -> None:
+        if self.config.setting != "closed" or self.epochs == 0:
+            return
+        coverage = len(outputs.logits.argmax(dim=1).unique()) / outputs.logits.shape[1]
+        self.warning = self.guard.missing_classes(coverage, *outputs.logits.shape)
+        if self.warning is not None and self.runtime.rank == 0:
+            warn_once(self.warning)
+
+    def record(self, epoch: int, validators: dict[str, float]) -> None:
+        figures: dict[str, Any] = {"epoch": epoch, **self.pending, "weight_mean": float(self.guide.weights.mean())}
+        figures["validators"] = validators
+        self.records.append(figures)
+        if self.folder is None or self.runtime.rank:
+            return
+        self.folder.log("epoch", **figures)
+        self.folder.scalars({f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}, epoch)
+        self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
+        self.folder.histogram("adapt/weights", self.guide.weights, epoch)
+        if 0 < epoch < self.epochs:
+            tensors = self.loop.tensors() | {f"guard.{k}": v for k, v in self.guard.tensors().items()}
+            for number, term in enumerate(self.terms):
+                tensors |= {f"term.{number}.{k}": v for k, v in term.tensors().items()}
+            self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.state(), "records": self.records})
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
+        found: Checkpoint | None = load_checkpoint(self.folder, self.runtime)
+        if found is None:
+            return 0
+        epoch, tensors, state = found
+        self.loop.restore(tensors)
+        self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
+        for number, term in enumerate(self.terms):
+            mark = f"term.{number}."
+            term.restore({k.removeprefix(mark): v for k, v in tensors.items() if k.startswith(mark)})
+        self.records = state["records"][:-1]
+        last = state["records"][-1]
+        self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
+        return epoch
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
         history = {
@@ -152,24 +264,23 @@ class Adaptation:
             "warning": self.warning,
             "validators": self.guard.validators.get(kept.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
-            "chosen": chosen_settings(self.config),
+            "settings": recorded_settings(self.config, self.method),
             "seconds": round(seconds, 3),
             "records": self.records,
         }
         if self.folder is not None and self.runtime.rank == 0:
             self.folder.log("kept", epoch=kept.epoch, of=self.epochs, reason=kept.reason)
         rule = None
-        if self.config.open_set:
-            score = self.config.split or self.method.decision
-            rule = split_unknown(after, score, recipe=self.config.preset == "paper")
+        if self.config.setting == "open":
+            rule = self.method.split.rule(after, self.method.split.decision)
         return AdaptedModel(
-            after_steps(self.classifier, self.runtime),
+            self.classifier,
             self.posterior,
             self.source.classes,
             self.source.spec,
             self.source.architecture,
             {k: v for k, v in history.items() if k not in ("records", "validators", "guard", "warning")},
-            self.config.temperature,
+            self.method.certainty.temperature,
             self.config.samples,
             self.config.method,
             rule,
@@ -177,124 +288,16 @@ class Adaptation:
             Passes(before, after, self.store.kept, tuple(self.store.skipped), tuple(self.path)),
         )
 
-    def outputs(self, source: Classifier | None = None) -> Outputs:
-        """One pass over the target, test views, BatchNorm in test mode; validators, weights, pseudo-labels share it."""
-        classifier, replay = (self.classifier, self.replay) if source is None else (source, None)
-        features, logits = forward_store(
-            classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled, replay=replay
-        )
-        probs, information = self.posterior.moments(features, self.config.temperature, self.config.samples)
-        return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
-    def source_copy(self) -> Classifier:
-        copied = copy.deepcopy(self.source.classifier)
-        copied = prepare(copied, self.source.spec, self.runtime, steps=self.method.adapts)
-        speed_up(copied, self.runtime, self.steps)
-        return copied
-
-    def refresh(self, epoch: int) -> Outputs:
-        """Look at the target after `epoch` epochs: judge this iterate, and guide the next epoch."""
-        outputs = self.outputs()
-        if epoch == 0:
-            check_finite(outputs.logits, outputs.posterior_probs)
-        if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
-            done = min(epoch, self.epochs - 1) / max(1, self.epochs)  # what the end says is of the last epoch
-            self.guidance.refresh(outputs, self.method, self.config, done)  # else the guard sees it, or the end does
-        source = self.guard.source
-        if source is None:
-            source = outputs if epoch == 0 else self.outputs(self.source_copy())
-            self.guard.see_source(source)
-            self.warn_of_missing_classes(source)
-        figures = validate(
-            outputs.probs,
-            outputs.features,
-            source_probs=source.probs,
-            source_posterior_probs=source.posterior_probs,
-            source_neighbours=self.guard.neighbours(),
-            posterior_probs=outputs.posterior_probs,
-        )
-        if self.objective.separation:
-            figures["information_maximization"] = self.guidance.known_information(outputs.probs)
-        self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))
-        self.guard.consider(epoch, figures, outputs.probs, self.classifier)
-        self.record(epoch, figures, outputs)
-        return outputs
-
-    def warn_of_missing_classes(self, outputs: Outputs) -> None:
-        if self.config.partial_set or self.config.open_set or self.epochs == 0:
-            return
-        coverage = len(outputs.logits.argmax(dim=1).unique()) / outputs.logits.shape[1]
-        self.warning = self.guard.missing_classes(coverage, *outputs.logits.shape)
-        if self.warning is not None and self.runtime.rank == 0:
-            warn_once(self.warning)
-
-    @torch.no_grad()
-    def settle_statistics(self) -> None:
-        """BatchNorm takes the target's statistics before the first split: under the source's, known looks unknown."""
-        seed_everything(self.config.seed, 0, part=self.runtime.rank)
-        set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
-        for rows, _ in epoch_batches(len(self.store), self.config.batch_size, self.config.seed, 0, self.runtime):
-            forward(self.classifier, self.feeder.view(*self.feeder.inputs(rows)), self.runtime)
-        self.guidance.refresh(self.outputs(), self.method, self.config)
-
-    def train_epoch(self, epoch: int) -> None:
-        seed_everything(self.config.seed, epoch, part=self.runtime.rank)
-        self.feeder.epoch.fill_(epoch)
-        warming = epoch < (self.config.pseudo_label_warmup or 0)
-        self.objective.pseudo_label_weight.fill_(0.0 if warming else self.config.pseudo_label_weight or 0.0)
-        set_mode(self.classifier, training=True, batch_norm=self.config.batch_norm)
-        sums = torch.zeros(len(LOSSES), device=self.runtime.device)
-        started, lr = time.perf_counter(), 0.0
-        batches = epoch_batches(len(self.store), self.config.batch_size, self.config.seed, epoch, self.runtime)
-        for number, (rows, _) in enumerate(batches):
-            done = epoch * self.batches + number
-            lr = self.optimiser.schedule(done)
-            sums += self.stepper(*self.feeder.inputs(rows))
-            if self.progress is not None:
-                self.progress(done + 1, self.steps, {"lr": lr})
-        means = (sums / max(1, self.batches)).tolist()
-        self.pending = {
-            **dict(zip(LOSSES, means, strict=True)),
-            "lr": lr,
-            "seconds": round(time.perf_counter() - started, 4),
-        }
-        self.guard.loss_finite = all(abs(m) < float("inf") for m in means)
-
-    def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
-        """One update: view → forward → weights → loss → backward → update."""
-        whole = self.compiled and len(samples) == self.config.batch_size
-        view = self.feeder.view(samples, staged, compiled=whole)
-        features, logits = forward(self.classifier, view, self.runtime, compiled=whole)
-        loss, figures = self.objective(samples, features, logits)
-        self.optimiser.update(loss)
-        return figures
-
-    def record(self, epoch: int, validators: dict[str, float], outputs: Outputs) -> None:
-        figures = {"epoch": epoch, **getattr(self, "pending", {}), "weight_mean": float(self.guidance.weights.mean())}
-        figures["validators"] = validators
-        self.records.append(figures)
-        if self.folder is None or self.runtime.rank:
-            return
-        self.folder.log("epoch", **figures)
-        self.folder.scalars({f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}, epoch)
-        self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
-        self.folder.histogram("adapt/weights", self.guidance.weights, epoch)
-        if 0 < epoch < self.epochs:
-            tensors = {f"model.{k}": v for k, v in self.classifier.state_dict().items()} | self.optimiser.tensors()
-            tensors |= {f"guard.{k}": v for k, v in self.guard.tensors().items()}
-            state = {"guard": self.guard.state(), "records": self.records, "chosen": chosen_settings(self.config)}
-            self.folder.save_checkpoint(epoch, tensors, state)
-
-    def resume(self) -> int:
-        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
-        found = load_checkpoint(self.folder, self.runtime)
-        if found is None:
-            return 0
-        epoch, tensors, state = found
-        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-        self.optimiser.restore({k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")})
-        self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
-        self.records = state["records"][:-1]
-        last = state["records"][-1]
-        self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
-        return epoch
+def stage_of(config: AdaptConfig, epochs: int) -> Stage:
+    assert config.backbone_lr_scale is not None
+    return Stage(
+        epochs=epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        backbone_lr_scale=config.backbone_lr_scale,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        tune=config.tune,
+        seed=config.seed,
+    )

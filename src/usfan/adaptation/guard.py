@@ -30,9 +30,9 @@ from typing import Any
 
 from torch import Tensor
 
-from usfan.adaptation.neighbours import nearest_neighbours
 from usfan.models.classifier import Classifier
 from usfan.scoring.calibration import entropies
+from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.outputs import Outputs
 from usfan.scoring.validators import collapse
 

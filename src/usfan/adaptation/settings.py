@@ -1,65 +1,68 @@
-"""Settings of stage 2 that depend on the source model."""
+"""From what a user gave to a run in which every setting has a value: preset, then the user's own, then the facts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from usfan.adaptation.methods import find_method
-from usfan.artifacts.model import SourceModel
-from usfan.config import AdaptConfig, make_config
-from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.adaptation.facts import Facts
+from usfan.adaptation.methods import METHODS, Method, find_method
+from usfan.config import AdaptConfig, make_config, read_preset, unknown_setting
+from usfan.errors import ConfigError
 from usfan.posterior.kronecker import KroneckerPosterior
 
-ENOUGH_PER_CLASS = 4
-"""Samples per class, on average, from which a batch is asked to be diverse on its own (docs/results.md)."""
-BY_METHOD = ("balance", "anneal", "diversity_memory", "separation", "pseudo_label_warmup")
-CHOSEN = (*BY_METHOD, "backbone_lr_scale", "pseudo_label_weight")
-"""Settings that the method or the network chooses where the user does not."""
-SHORT = 4
-"""Epochs under which a run is too short for a schedule."""
-BEFORE = {"anneal": False, "pseudo_label_warmup": 0}
-"""What runs had that were begun before checkpoints said what was chosen."""
+
+def resolve(given: Mapping[str, Any], *, pretrained: bool, classes: int) -> tuple[AdaptConfig, Method]:
+    """The settings of a run and its method, with nothing left open. Names are those of `AdaptConfig` and the method's
+    own; `open_set` and `partial_set` are short forms of `setting`."""
+    given = {name: value for name, value in given.items() if value is not None}
+    given = with_setting(given)
+    method = find_method(str(given.get("method", AdaptConfig.method)))
+    fields = {f.name for f in dataclasses.fields(AdaptConfig)}
+    own = {name: value for name, value in given.items() if name not in fields}
+    for name in own:
+        if name not in method.settings():
+            refuse(name, method, fields)
+    preset = read_preset(str(given.get("preset", "default")), "adapt")
+    base = {name: value for name, value in {**method.stage, **preset}.items() if name in fields}
+    config = make_config(AdaptConfig, {**base, **{n: v for n, v in given.items() if n in fields}})
+    chosen = {name: value for name, value in preset.items() if name in method.settings()}
+    facts = Facts(pretrained, classes, config.batch_size, config.epochs, config.setting)
+    method = method.with_settings({**chosen, **own}).decide(facts)
+    if config.backbone_lr_scale is None:
+        config = dataclasses.replace(config, backbone_lr_scale=0.1 if pretrained else 1.0)
+    return config, method
 
 
-def chosen_settings(config: AdaptConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in CHOSEN}
+def with_setting(given: dict[str, Any]) -> dict[str, Any]:
+    """`open_set` and `partial_set` as `setting`."""
+    short = {"open_set": "open", "partial_set": "partial"}
+    asked = [value for name, value in short.items() if given.pop(name, False)]
+    if len(asked) > 1:
+        raise ConfigError("open-set and partial-set exclude each other: choose one, or --setting universal")
+    if asked and given.get("setting", asked[0]) != asked[0]:
+        raise ConfigError(f"--{asked[0]}-set and --setting {given['setting']} exclude each other: choose one")
+    return {**given, "setting": asked[0]} if asked else given
 
 
-def begun_with(config: AdaptConfig, state: dict[str, Any]) -> AdaptConfig:
-    """A run goes on with what was chosen when it began, though the defaults may have changed since. `state` is that of
-    its checkpoint."""
-    saved = state.get("chosen")
-    then = saved if isinstance(saved, dict) else BEFORE
-    taken = {name: then[name] for name in CHOSEN if name in then and getattr(config, name) is None}
-    return make_config(AdaptConfig, {**dataclasses.asdict(config), **taken})
+def own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the given settings this method has: a study gives them to every method of its table."""
+    names = {f.name for f in dataclasses.fields(AdaptConfig)} | METHODS[method].settings().keys()
+    return {name: value for name, value in given.items() if name in names}
 
 
-def chosen_for(config: AdaptConfig, backbone: str | None, classes: int) -> AdaptConfig:
-    """What was not given and depends on the network or the method. All of it was measured (docs/results.md): the small
-    networks, which are trained from scratch, ask for other settings than one that has seen many photographs."""
-    method = find_method(config.method)
-    small = backbone in SMALL_BACKBONES
-    chosen = {name: getattr(method, name) for name in BY_METHOD}
-    chosen["backbone_lr_scale"] = 1.0 if small else 0.1
-    chosen["pseudo_label_weight"] = 0.1 if small else 0.3
-    averaged = config.refresh == "epoch" and config.normalise_weights
-    scheduled = config.epochs >= SHORT and not config.open_set and not config.partial_set
-    if not small:
-        chosen["separation"] = 0.0
-    if not averaged:
-        chosen["balance"] = False
-    if small or not averaged or not scheduled:
-        chosen["anneal"] = False
-    if not small or not scheduled:
-        chosen["pseudo_label_warmup"] = 0
-    if config.batch_size >= ENOUGH_PER_CLASS * classes:
-        chosen["diversity_memory"] = 0.0
-    return dataclasses.replace(config, **{name: v for name, v in chosen.items() if getattr(config, name) is None})
+def refuse(name: str, method: Method, fields: set[str]) -> None:
+    others = sorted(row.name for row in METHODS.values() if name in row.settings())
+    if others:
+        raise ConfigError(f"{method.name} has no setting {name!r}; it belongs to {', '.join(others)}")
+    own = method.settings()
+    raise unknown_setting(name, {*fields, *own}, f"the settings of {method.name} are {', '.join(own)}")
 
 
-def resolve_defaults(config: AdaptConfig, source: SourceModel) -> AdaptConfig:
-    return chosen_for(config, source.architecture.get("backbone"), len(source.classes))
+def recorded_settings(config: AdaptConfig, method: Method) -> dict[str, Any]:
+    """Every value that the run has, flat: what config.yaml holds, and what makes the same run again."""
+    return {**dataclasses.asdict(config), **method.settings()}
 
 
 def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:

@@ -146,9 +146,9 @@ def new_classifier(config: ModelConfig, path: Path) -> Classifier:
     try:
         if "timm" in a:
             return WrappedClassifier(timm_model(a["timm"], num_classes=classes), a["head"])
-        backbone, features, _ = create_backbone(a["backbone"], "none", channels=channels)
+        backbone = create_backbone(a["backbone"], "none", channels=channels)
         options = {k: a[k] for k in ("bottleneck", "dropout", "head_bias", "head_norm")}
-        return Classifier(backbone, features, classes, **options)
+        return Classifier(backbone.module, backbone.features, classes, **options)
     except UsfanError as error:
         raise ArtifactError(f"{path}/config.json: architecture: {error}") from None
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from usfan.artifacts.folder import load_parts, save_model
 from usfan.data.views import InputSpec, test_view
 from usfan.models.classifier import Classifier
+from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights, entropy
 from usfan.scoring.outputs import Outputs, Prediction, check_finite
@@ -50,6 +51,11 @@ class SourceModel(ModelHubMixin):
     samples: int = 128
     kind = "source"
     _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the backbone started from pretrained weights."""
+        return came_pretrained(self.architecture)
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """The posterior's view of features and logits that a pass gave."""
@@ -134,6 +140,14 @@ class AdaptedModel(SourceModel):
         if self.unknown_rule is None:
             return super().flag_unknown(outputs)
         return self.unknown_rule.flag(outputs)
+
+
+def came_pretrained(architecture: dict[str, Any]) -> bool:
+    """A foreign module, or a folder of version 0.1, does not say: it counts as pretrained unless it is one of our small
+    networks, for which there are no weights."""
+    if "pretrained" in architecture:
+        return architecture["pretrained"] is not None
+    return architecture.get("backbone") not in SMALL_BACKBONES
 
 
 def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:

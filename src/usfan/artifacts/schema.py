@@ -122,7 +122,13 @@ def read_architecture(reader: _Reader) -> dict[str, Any]:
     if "module" in reader.values:
         more = {"timm": reader.text("timm")} if "timm" in reader.values else {}
         return {"module": reader.text("module"), "head": reader.text("head"), **more}
+    weights = {}
+    if "pretrained" in reader.values:  # folders of version 0.1 do not say
+        given = reader.values["pretrained"]
+        own = None if given is None else reader.table("pretrained")
+        weights["pretrained"] = own and {name: own.text(name) for name in ("from", "hash")}
     return {
+        **weights,
         "backbone": reader.text("backbone"),
         "bottleneck": reader.whole("bottleneck", 0, MAX_WIDTH),
         "dropout": reader.number("dropout", 0, 0.99),

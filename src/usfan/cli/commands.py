@@ -111,8 +111,9 @@ def posterior(settings: dict[str, Any]) -> None:
 
 def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.adaptation.settings import recorded_settings, resolve
     from usfan.artifacts.folder import load_config
-    from usfan.artifacts.model import SourceModel
+    from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
     from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
@@ -120,14 +121,14 @@ def adapt(settings: dict[str, Any]) -> None:
     out, source_path, data_path = settings.pop("out"), settings.pop("source"), settings.pop("data")
     resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
     data = open_data(settings, data_path)
-    values = take(settings, AdaptConfig)
-    config = make_config(AdaptConfig, values)
-    runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
+    runtime_values = take(settings, RuntimeConfig)
     stored = load_config(source_path)
+    config, method = resolve(settings, pretrained=came_pretrained(stored.architecture), classes=len(stored.classes))
     if data.labels is not None:
-        data.match_classes(stored.classes, open_set=config.open_set)
-    runtime = open_runtime(settings, several=True)
-    recorded = {"source": source_path, "data": data_path, **dataclasses.asdict(config), **runtime_values}
+        data = data.match_classes(stored.classes, open_set=config.setting == "open")
+    runtime = open_runtime(dict(runtime_values), several=True)
+    values = recorded_settings(config, method)
+    recorded = {"source": source_path, "data": data_path, **values, **runtime_values}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
@@ -141,7 +142,7 @@ def adapt(settings: dict[str, Any]) -> None:
             model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
-            metrics = adaptation_metrics(model, data, open_set=config.open_set)
+            metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
             save_samples(run.path, model, data, private=private)
             if private:
                 run.withhold("source", "data", "cache")
@@ -232,20 +233,29 @@ def export(settings: dict[str, Any]) -> None:
 
 
 def methods(settings: dict[str, Any]) -> None:
+    from rich.console import Console
     from rich.table import Table
 
-    from usfan.adaptation.methods import METHODS
+    from usfan.adaptation.methods import METHODS, find_method
 
+    name = settings.pop("name", None)
     nothing_left(without_runtime(settings))
-    table = Table(title="Methods")
-    for column in ("name", "what it does", "weights", "pseudo-labels"):
-        table.add_column(column)
-    for method in METHODS.values():
-        table.add_row(method.name, method.summary, method.weights, "yes" if method.pseudo_labels else "no")
-    from rich.console import Console
-
+    if name is None:
+        table = Table(title="Methods")
+        for column in ("name", "what it does", "weights", "published"):
+            table.add_column(column)
+        for row in METHODS.values():
+            table.add_row(row.name, row.summary, row.certainty.weights, row.published)
+    else:
+        method = find_method(name)
+        table = Table(title=f"{method.name}: {method.summary}")
+        for column in ("setting", "default", "what it does"):
+            table.add_column(column)
+        docs = method.setting_docs()
+        for setting, value in method.settings().items():
+            table.add_row(setting, "decided by the run" if value is None else str(value), docs.get(setting, ""))
     shown = Console()
-    shown.print(table, soft_wrap=not shown.is_terminal)  # one line each for whoever reads it from a pipe
+    shown.print(table, soft_wrap=not shown.is_terminal)  # one line each if it is read from a pipe
 
 
 def demo(settings: dict[str, Any]) -> None:

@@ -89,6 +89,7 @@ def build_parser() -> Parser:
     add_data(sub)
 
     sub = command("adapt", "Adapt a source model to unlabelled images.", AdaptConfig)
+    add_method_settings(sub)
     sub.add_argument("source", help="Model folder or Hub id.")
     sub.add_argument("data", help=data_help + " Labels are used for the figures at the end, never for adapting.")
     add_run(sub)
@@ -106,7 +107,7 @@ def build_parser() -> Parser:
     sub = command("predict", "A CSV of predictions: path, label, confidence, entropy, weight, unknown.")
     sub.add_argument("model", help="Model folder or Hub id.")
     sub.add_argument("data", help=data_help)
-    sub.add_argument("--out", default=argparse.SUPPRESS, metavar="FILE.csv", help="Where to write. Needed.")
+    sub.add_argument("--out", default=argparse.SUPPRESS, metavar="FILE.csv", help="Output file (required).")
     sub.add_argument(
         "--coverage", type=float, default=argparse.SUPPRESS, help="Abstain on the least certain 1 − coverage."
     )
@@ -120,11 +121,13 @@ def build_parser() -> Parser:
 
     sub = command("export", "The model as one ONNX graph: features, logits, certainty.")
     sub.add_argument("model", help="Model folder or Hub id.")
-    sub.add_argument("--onnx", default=argparse.SUPPRESS, metavar="FILE", help="Where to write. Needed.")
+    sub.add_argument("--onnx", default=argparse.SUPPRESS, metavar="FILE", help="Output file (required).")
 
-    command("methods", "The table of methods.")
+    sub = command("methods", "The table of methods, or the settings of one.")
+    sub.add_argument("name", nargs="?", default=argparse.SUPPRESS, help="A method, for its settings.")
 
     sub = command("reproduce", "The paper's tables and figures.", AdaptConfig, skip=("method", "seed"))
+    add_method_settings(sub)
     sub.add_argument("benchmark", choices=BENCHMARKS, help="Which one.")
     sub.add_argument("--data", default=argparse.SUPPRESS, metavar="ROOT", help="Folder of the data set.")
     sub.add_argument("--methods", nargs="+", default=argparse.SUPPRESS, help="Default: all.")
@@ -143,6 +146,17 @@ def build_parser() -> Parser:
         "--allow-classes", action="store_true", default=argparse.SUPPRESS, help="Accept missing classes too."
     )
     return parser
+
+
+def add_method_settings(parser: argparse.ArgumentParser) -> None:
+    """Short forms of --setting, and the settings of the method."""
+    for name, text in (
+        ("open", "The target may hold classes that the model does not know."),
+        ("partial", "The target may lack classes that the model knows."),
+    ):
+        parser.add_argument(f"--{name}-set", action="store_true", default=argparse.SUPPRESS, help=text)
+    about = "Settings of the method, as `usfan methods NAME` lists them."
+    parser.add_argument("--set", nargs="+", default=argparse.SUPPRESS, metavar="NAME=VALUE", help=about)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +216,7 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
         if "root" in arguments:
             check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
+    settings |= method_settings(arguments.pop("set", []))
     settings |= arguments
     needed = REQUIRED.get(command)
     if needed is not None and needed not in settings:
@@ -217,6 +232,17 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(settings[name], bool):
             raise ConfigError(f"{name} must be true or false; got {settings[name]!r}")
     return settings
+
+
+def method_settings(pairs: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs as settings; on and off are true and false."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write NAME=VALUE")
+        found[name.replace("-", "_")] = {"on": True, "off": False}.get(value, value)
+    return found
 
 
 def check_paths(settings: dict[str, Any], file: str, root: str) -> None:

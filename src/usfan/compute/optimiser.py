@@ -6,35 +6,38 @@ take the step of the global batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from usfan.compute.runtime import Runtime
-from usfan.config import OptimiserConfig
+from usfan.compute.stage import Stage
 from usfan.models.classifier import Classifier
 
 
 class Optimiser:
-    """Updates the extractor and, with `head=True`, the head."""
+    """Updates what the stage lets move."""
 
     def __init__(
-        self, classifier: Classifier, config: OptimiserConfig, steps: int, runtime: Runtime, *, head: bool
+        self, classifier: Classifier, stage: Stage, steps: int, runtime: Runtime, more: Sequence[Tensor] = ()
     ) -> None:
-        scale = 0.1 if config.backbone_lr_scale is None else config.backbone_lr_scale
-        groups = classifier.parameter_groups(config.lr, scale, head=head)
-        self.parameters = [p for g in groups for p in g["params"] if p.requires_grad]
+        groups = classifier.parameter_groups(stage.lr, stage.backbone_lr_scale, head=stage.head, tune=stage.tune)
+        if more:  # of terms that bring layers of their own
+            groups.append({"params": list(more), "lr": stage.lr, "lr_scale": 1.0})
+        self.parameters = [p for g in groups for p in g["params"]]
         cuda = runtime.device.type == "cuda"
         if cuda:  # a tensor, so that a captured step reads the new value
             for group in groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=runtime.device)
         self.sgd = torch.optim.SGD(
             groups,
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
+            momentum=stage.momentum,
+            nesterov=stage.momentum > 0,
+            weight_decay=stage.weight_decay,
             fused=cuda or None,
         )
-        self.lr, self.steps, self.runtime = config.lr, max(1, steps), runtime
+        self.lr, self.steps, self.runtime = stage.lr, max(1, steps), runtime
 
     def schedule(self, step: int) -> float:
         """Set the learning rates for this step."""

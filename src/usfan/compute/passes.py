@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.compute.accelerate.fused_norm import fuse_norms, plain_norms
-from usfan.compute.accelerate.pointwise import multiply_pointwise, plain_pointwise
-from usfan.compute.accelerate.stem import block_stems, plain_stems
 from usfan.compute.runtime import Runtime, permutation
 from usfan.compute.stepper import Stepper, worth_capturing
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, normalised_centres, normalised_crops, statistics, test_view, train_view
-from usfan.models.classifier import Classifier, lay_out, plain_layout
+from usfan.models.classifier import Classifier, batch_norms, lay_out
 from usfan.progress import bar
 
 log = logging.getLogger(__name__)
@@ -135,29 +132,6 @@ def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps:
     return classifier
 
 
-def speed_up(classifier: Classifier, runtime: Runtime, steps: int) -> None:
-    """Give it layers that a GPU computes faster, as far as so many steps pay for it. `after_steps` takes them back."""
-    if not classifier.channels_last or not worth_capturing(runtime, steps):
-        return
-    if worth_compiling(runtime, steps):
-        block_stems(classifier)
-        return
-    dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
-    fuse_norms(classifier, runtime.device, dtype)
-    multiply_pointwise(classifier)
-
-
-def after_steps(classifier: Classifier, runtime: Runtime) -> Classifier:
-    """In test mode, with its own layers, and on a CPU laid out as it will be when it is loaded again: the same bits
-    come out of it."""
-    plain_stems(classifier)
-    plain_pointwise(classifier)
-    plain_norms(classifier)
-    if runtime.device.type == "cpu":
-        plain_layout(classifier)
-    return classifier.eval()
-
-
 def faster_laid_out(module: nn.Module, spec: InputSpec) -> bool:
     """Whether it trains faster on a CPU with the channels last: convolutions of single channels do, and pooling, which
     takes most of the time of a network for small pictures."""
@@ -185,14 +159,15 @@ def count_batches(count: int, batch_size: int) -> int:
     return 0 if count < 2 else -(-count // batch_size)
 
 
-def set_mode(classifier: nn.Module, *, training: bool, batch_norm: str = "train") -> None:
-    """train/eval, with BatchNorm kept at the source's statistics under batch_norm="frozen"."""
-    classifier.train(training)
-    if training and batch_norm == "frozen":
-        from usfan.models.classifier import batch_norms
-
-        for layer in batch_norms(classifier):
-            layer.eval()
+def set_mode(classifier: Classifier, tune: str) -> None:
+    """Training mode for what moves. A backbone that is frozen ("new") stays in test mode: its BatchNorm statistics do
+    not drift. Under "norm" its BatchNorms train, and the rest of it (dropout) stays in test mode."""
+    classifier.train()
+    if tune != "all":
+        classifier.backbone.eval()
+    if tune == "norm":
+        for layer in batch_norms(classifier.backbone):
+            layer.train()
 
 
 @torch.no_grad()

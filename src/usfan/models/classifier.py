@@ -65,13 +65,20 @@ class Classifier(nn.Module):
         bias = self.head.bias
         return self.head.weight.detach().clone(), None if bias is None else bias.detach().clone()
 
-    def parameter_groups(self, lr: float, backbone_scale: float, *, head: bool) -> list[dict]:
-        """SHOT's learning rates: backbone × `backbone_scale`, the rest × 1; `head=False` freezes the head."""
-        fresh = list(self.bottleneck.parameters())
-        if head:
-            fresh += list(self.head.parameters())
+    def parameter_groups(self, lr: float, backbone_scale: float, *, head: bool, tune: str = "all") -> list[dict]:
+        """SHOT's learning rates: backbone × `backbone_scale`, the rest × 1. What does not move takes no gradient.
+
+        `tune`: "new" moves the bottleneck only, "norm" the affine parameters of the backbone's BatchNorms too, "all"
+        everything. `head=False` freezes the head.
+        """
+        moving = {"all": self.backbone, "norm": nn.ModuleList(batch_norms(self.backbone)), "new": nn.ModuleList()}[tune]
+        backbone = list(moving.parameters())
+        fresh = list(self.bottleneck.parameters()) + (list(self.head.parameters()) if head else [])
+        self.requires_grad_(False)
+        for parameter in (*backbone, *fresh):
+            parameter.requires_grad_(True)
         groups = [
-            {"params": list(self.backbone.parameters()), "lr": lr * backbone_scale, "lr_scale": backbone_scale},
+            {"params": backbone, "lr": lr * backbone_scale, "lr_scale": backbone_scale},
             {"params": fresh, "lr": lr, "lr_scale": 1.0},
         ]
         return [g for g in groups if g["params"]]

@@ -12,6 +12,8 @@ class LeNet(nn.Sequential):
 
     num_features = 800
     input_size = (1, 28)
+    augment = "none"
+    dropout = 0.5
 
     def __init__(self, channels: int = 1) -> None:
         super().__init__(
@@ -31,6 +33,8 @@ class DigitsCNN(nn.Sequential):
 
     num_features = 576
     input_size = (1, 28)
+    augment = "resized-crop"
+    dropout = 0.0
 
     def __init__(self, channels: int = 1) -> None:
         layers: list[nn.Module] = []
@@ -45,6 +49,8 @@ class DTN(nn.Sequential):
 
     num_features = 4096
     input_size = (3, 32)
+    augment = "none"
+    dropout = 0.5
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
@@ -61,6 +67,8 @@ class CNN13(nn.Module):
 
     num_features = 128
     input_size = (3, 32)
+    augment = "resized-crop-flip"
+    dropout = 0.0
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
@@ -84,6 +92,8 @@ class ToyMLP(nn.Sequential):
 
     num_features = 20
     input_size = (2, 1)
+    augment = "none"
+    dropout = 0.0
 
     def __init__(self, channels: int = 2) -> None:
         super().__init__(

@@ -59,6 +59,8 @@ def as_features(given: Any) -> Tensor:
 class KroneckerPosterior:
     """Frozen data and pure functions of it. `fit` makes one; `to` moves it; `tensors` and `settings` are saved."""
 
+    kind = "kronecker"
+
     weight: Tensor
     """θ_MAP, K × D: the effective weight, after weight normalisation."""
     bias: Tensor | None
@@ -215,6 +217,22 @@ class KroneckerPosterior:
     ) -> Tensor:
         """Algorithm 1: B weights exp(−H) of the predictive."""
         return certainty_weights(self.predictive(features, temperature, samples, generator))
+
+    @torch.no_grad()
+    def draw_heads(self, samples: int, seed: int = 2022) -> Tensor:
+        """M × K × D' heads θ_m = θ_MAP + Q_B (√R ∘ ε_m)ᵀ Q_Aᵀ, the bias in the last column; the same for one seed."""
+        K, D = len(self.class_values), len(self.feature_values)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(samples, K, D, generator=generator, dtype=torch.float64).to(self.weight)
+        mean = self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], dim=1)
+        return mean + self.class_vectors @ (noise * self.variance_table.T.sqrt()) @ self.feature_vectors.T
+
+    @torch.no_grad()
+    def draws(self, features: Any, samples: int = 8, seed: int = 2022) -> Tensor:
+        """B × M × K logits under M heads drawn from the posterior, the same heads for every sample."""
+        features = self._checked(features)
+        phi = append_one(features) if self.bias is not None else features
+        return torch.einsum("bd,mkd->bmk", phi, self.draw_heads(samples, seed))
 
     @torch.no_grad()
     def _draw(

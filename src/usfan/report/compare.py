@@ -112,15 +112,14 @@ def settings_table(runs: list[Run]) -> Table | Note:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     rows = []
     for name in names:
-        values = [(run.settings.get(name, "–"), run.chosen(name)) for run in runs]
-        given, chosen = zip(*values, strict=True)
-        if any(v != given[0] for v in given) or (None not in chosen and any(v != chosen[0] for v in chosen)):
-            rows.append([Cell(name, name), *(Cell(setting(*v), setting(*v)) for v in values)])
+        values = [run.settings.get(name, "–") for run in runs]
+        if any(value != values[0] for value in values):
+            rows.append([Cell(name, name), *(Cell(setting(v), setting(v)) for v in values)])
     if not any(run.settings for run in runs):
         return Note("No run has a config.yaml: how their settings differ is not known.")
     if not rows:
         return Note("All runs have the same settings.")
-    caption = "From each run's config.yaml; what was chosen for one that was not given, from config.json."
+    caption = "From each run's config.yaml."
     header = ["setting", *(run.name for run in runs)]
     return Table("compare-settings", "Settings that differ", caption, header, rows, wide=True)
 

@@ -7,6 +7,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
+from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
 from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
@@ -221,23 +222,22 @@ def settings_table(prefix: str, run: Run) -> Table | None:
     kinds = {"adapt": (AdaptConfig, RuntimeConfig), "train": (TrainConfig, RuntimeConfig)}.get(run.kind, ())
     defaults = {f.name: f.default for kind in kinds for f in dataclasses.fields(kind)}
     docs = {name: text for kind in kinds for name, text in field_docs(kind).items()}
+    method = METHODS.get(str(run.settings.get("method")))
+    if run.kind == "adapt" and method is not None:
+        defaults |= method.settings()
+        docs |= method.setting_docs()
     rows = []
     for name, value in run.settings.items():
-        changed = name in defaults and value != defaults[name]
-        shown = setting(value, run.chosen(name))
+        changed = name in defaults and defaults[name] is not None and value != defaults[name]
+        shown = setting(value)
         rows.append([Cell(name, name), Cell(shown, shown, mark="changed" if changed else ""),
                      Cell(docs.get(name, ""), docs.get(name, ""))])  # fmt: skip
     rows.sort(key=lambda row: row[1].mark != "changed")
-    caption = (
-        "From config.yaml; what differs from the default stands first, in bold. What was chosen is from config.json."
-    )
+    caption = "From config.yaml. Settings that differ from the default come first, in bold."
     return Table(f"{prefix}-settings", "All settings", caption, ["setting", "value", "meaning"], rows, wide=True)
 
 
-def setting(value: Any, chosen: Any = None) -> str:
-    """`chosen` is what the program took where nothing was given."""
-    if value is None and chosen is not None:
-        return f"not given: {setting(chosen)}"
+def setting(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple, dict)):

@@ -50,12 +50,6 @@ class Run:
     samples: Samples | None = None
     problems: list[str] = field(default_factory=list)
 
-    def chosen(self, name: str) -> Any:
-        """What the program took for a setting that was not given; None where it does not say."""
-        summary = self.model.get("summary")
-        values = summary.get("chosen") if isinstance(summary, dict) else None
-        return values.get(name) if isinstance(values, dict) else None
-
     def figures(self, when: str) -> dict[str, Any]:
         """The evaluation `before` or `after`; empty without labels."""
         value = self.metrics.get(when)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from usfan.adaptation.settings import begun_with, chosen_for, chosen_settings
-from usfan.config import AdaptConfig, make_config
+from usfan.adaptation.methods import METHODS, find_method
+from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
 from usfan.errors import ArtifactError, ConfigError
 
@@ -24,14 +25,40 @@ def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:
     if names is None:
         return found.pairs
-    from usfan.reproduce.command import each_once
-
     each_once("task", names)
     by_name = {f"{s}-{t}": (s, t) for s, t in found.pairs}
     for name in names:
         if name not in by_name:
             raise ConfigError(f"no task {name!r}; the tasks are {', '.join(by_name)}")
     return tuple(by_name[name] for name in names)
+
+
+def take_seeds(settings: dict[str, Any], default: Any) -> Any:
+    """`seeds`, or the one `seed`."""
+    one = settings.pop("seed", None)
+    seeds = settings.pop("seeds", default if one is None else [one])
+    if seeds is not None and (
+        not isinstance(seeds, (list, tuple)) or not seeds or not all(type(s) is int for s in seeds)
+    ):
+        raise ConfigError(f"seeds must be a list of whole numbers; got {seeds!r}")
+    for seed in seeds or ():
+        check_seed(seed)
+    if seeds is not None:
+        each_once("seed", seeds)
+    return seeds
+
+
+def take_methods(settings: dict[str, Any]) -> tuple[str, ...]:
+    methods = settings.pop("methods", tuple(METHODS))
+    each_once("method", methods)
+    return tuple(find_method(str(name)).name for name in methods)
+
+
+def each_once(what: str, values: Sequence[Any]) -> None:
+    if not values:
+        raise ConfigError(f"no {what} is given: at least one is needed")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"each {what} may be given once; got {', '.join(map(str, values))}")
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -42,16 +69,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: a mapping was expected")
     return value
-
-
-def finished_cell(path: Path, settings: dict[str, Any], backbone: str, classes: int) -> dict[str, Any]:
-    """The row of a cell that is done, if it was run with what is chosen now for settings that are not given."""
-    row, config = read_mapping(path), make_config(AdaptConfig, settings)
-    now, then = (chosen_settings(chosen_for(c, backbone, classes)) for c in (config, begun_with(config, row)))
-    changed = [name for name in now if now[name] != then[name]]
-    if changed:
-        raise ConfigError(f"{path} was run with other defaults ({', '.join(changed)}): another --out?")
-    return row
 
 
 def commit() -> str | None:

@@ -6,6 +6,7 @@ JSON file, written whole; it is never run twice. Images are decoded once per dom
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import yaml
 from safetensors.torch import load_file
 
 from usfan.adaptation.adapt import adapt
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.settings import own_settings, refuse, with_setting
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
@@ -30,8 +33,7 @@ from usfan.evaluation.evaluate import score_outputs
 from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone
 from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
-from usfan.reproduce.choices import chosen_pairs, commit, finished_cell, read_mapping, take_jobs
-from usfan.reproduce.command import take_methods, take_seeds
+from usfan.reproduce.choices import chosen_pairs, commit, read_mapping, take_jobs, take_methods, take_seeds
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
@@ -96,9 +98,12 @@ class Suite:
         source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
         if "source_epochs" in settings:
             source["epochs"] = settings.pop("source_epochs")
-        settings = {"guard": False, **settings}
-        config = make_config(AdaptConfig, settings)
-        setting = "open" if config.open_set else "partial" if config.partial_set else "closed"
+        settings = with_setting({"guard": False, **settings})
+        unknown = set(settings) - {f.name for f in dataclasses.fields(AdaptConfig)}
+        for name in sorted(unknown):
+            if not any(name in METHODS[m].settings() for m in methods):
+                refuse(name, METHODS[methods[0]], {f.name for f in dataclasses.fields(AdaptConfig)})
+        setting = make_config(AdaptConfig, {k: v for k, v in settings.items() if k not in unknown}).setting
         found.class_split(setting)
         study = cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
         study.jobs, study.given = jobs, given
@@ -137,6 +142,7 @@ class Suite:
         path, own = self.out / "study.json", self.describe()
         before = read_mapping(path) if path.is_file() else own
         changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
+        changed += [k for k, row in own["rows"].items() if before.get("rows", {}).get(k, row) != row]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -157,18 +163,16 @@ class Suite:
     def run_cell(self, seed: int, source: str, target: str, method: str) -> dict[str, Any]:
         path = self.cell_path(seed, source, target, method)
         recipe = self.benchmark.recipe_for(source)
-        settings = {**adapt_settings(recipe), **self.settings, "seed": seed}
         if path.is_file():
-            backbone = {**train_settings(recipe), **self.source_settings}["backbone"]
-            classes = self.found.class_split(self.setting).source
-            return finished_cell(path, {"method": method, **settings}, backbone, len(classes))
+            return read_mapping(path)
+        settings = {**own_settings(method, {**adapt_settings(recipe), **self.settings}), "seed": seed}
         model = self.source_model(source, seed)
         store = self.store(target, self.benchmark.train_split, model, part="target")
         adapted = adapt(model, store, method, runtime=self.runtime, **settings)
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
         row |= self.score(adapted, target, store)
         row |= self.curves(adapted, store)
-        row |= {"chosen": adapted.history["chosen"], "commit": commit()}
+        row |= {"settings": adapted.history["settings"], "commit": commit()}
         kept = {PREDICTED: predicted_classes(adapted)}
         if self.setting == "closed" and store.labels is not None:
             entropies = entropies_of(adapted, store.labels)
@@ -215,7 +219,7 @@ class Suite:
 
     def train(self, source: str, seed: int, folder: Path) -> None:
         settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
-        _, _, spec = create_backbone(settings["backbone"], "none")
+        spec = create_backbone(settings["backbone"], "none").spec
         started = time.perf_counter()
         store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, part="source")
         model = train_source(store, runtime=self.runtime, **settings)
@@ -287,6 +291,7 @@ class Suite:
             "seeds": list(self.seeds),
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
+            "rows": {name: METHODS[name].settings() for name in self.methods},
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
             "recipes": {
                 domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}

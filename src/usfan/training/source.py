@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
-from usfan.compute.optimiser import Optimiser
-from usfan.compute.passes import (
-    Feeder,
-    after_steps,
-    count_batches,
-    engine_store,
-    epoch_batches,
-    forward,
-    forward_store,
-    prepare,
-    set_mode,
-    speed_up,
-    worth_compiling,
-)
+from usfan.compute.accelerate.layers import accelerated
+from usfan.compute.loop import Batch, Loop, Progress
+from usfan.compute.passes import Feeder, engine_store, forward_store, prepare
 from usfan.compute.runtime import Runtime, permutation, seed_everything, start_runtime
-from usfan.compute.stepper import Stepper
+from usfan.compute.stage import Stage
 from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.errors import DataError
-from usfan.models.backbones import create_backbone
+from usfan.models.backbones import Backbone, create_backbone
 from usfan.models.classifier import Classifier
-from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.runs.folder import RunFolder, load_checkpoint
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
+from usfan.scoring.outputs import Outputs
 
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 10
 """How often the held-out part is scored in a training."""
-
-Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures)."""
 
 
 def train_source(
@@ -58,27 +46,21 @@ def train_source(
     **settings: Any,
 ) -> SourceModel:
     """Train on labelled images. `settings` are the fields of `usfan.config.TrainConfig`."""
-    config = resolve_defaults(make_config(TrainConfig, settings))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    config = make_config(TrainConfig, settings)
     data = data if isinstance(data, PixelStore) else as_images(data)
     classes = check_labelled(data)
     seed_everything(config.seed)
-    backbone, features, spec = create_backbone(config.backbone, config.pretrained)
-    if config.augment is not None:
-        spec = InputSpec(**{**vars(spec), "augment": config.augment})
-    architecture = {
-        "backbone": config.backbone,
-        "bottleneck": config.bottleneck,
-        "dropout": config.dropout,
-        "head_bias": config.head_bias,
-        "head_norm": config.head_norm,
-    }
-    options: dict[str, Any] = {k: v for k, v in architecture.items() if k != "backbone"}
-    classifier = prepare(Classifier(backbone, features, len(classes), **options), spec, engine, steps=True)
+    backbone = create_backbone(config.backbone, config.pretrained)
+    config = resolve_defaults(config, backbone)
+    spec = backbone.spec if config.augment is None else dataclasses.replace(backbone.spec, augment=config.augment)
+    layers = {name: getattr(config, name) for name in ("bottleneck", "dropout", "head_bias", "head_norm")}
+    architecture = {"backbone": config.backbone, **layers, "pretrained": backbone.weights}
+    network = Classifier(backbone.module, backbone.features, len(classes), **layers)
+    classifier = prepare(network, spec, engine, steps=True)
     store = engine_store(data, spec, engine)
     check_counts(store.labels, classes)
     summary = Training(classifier, store, spec, config, engine, run, progress).run()
-    classifier = after_steps(classifier, engine)
     posterior = fit_posterior(
         classifier, store, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
     )
@@ -86,14 +68,15 @@ def train_source(
     return SourceModel(classifier, posterior, classes, spec, architecture, summary)
 
 
-def resolve_defaults(config: TrainConfig) -> TrainConfig:
-    """The settings that depend on the backbone."""
-    import dataclasses
-
-    small = config.backbone in SMALL_BACKBONES
-    scale = (1.0 if small else 0.1) if config.backbone_lr_scale is None else config.backbone_lr_scale
-    dropout = (0.5 if config.backbone in ("lenet", "dtn") else 0.0) if config.dropout is None else config.dropout
-    return dataclasses.replace(config, backbone_lr_scale=scale, dropout=dropout)
+def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
+    """What was left open, decided from the network itself: whether it starts from pretrained weights, and what it
+    brings along (its dropout)."""
+    scale = 0.1 if backbone.weights is not None else 1.0
+    return dataclasses.replace(
+        config,
+        backbone_lr_scale=scale if config.backbone_lr_scale is None else config.backbone_lr_scale,
+        dropout=backbone.dropout if config.dropout is None else config.dropout,
+    )
 
 
 def check_labelled(data: ImageData | PixelStore) -> tuple[str, ...]:
@@ -118,6 +101,22 @@ def check_counts(labels: Tensor | None, classes: tuple[str, ...]) -> None:
         )
 
 
+@dataclass
+class Supervised:
+    """Eq. 1: cross-entropy with smoothed labels, the one term of stage 1."""
+
+    labels: Tensor
+    smoothing: float
+    runtime: Runtime
+
+    def refresh(self, outputs: Outputs) -> None:
+        """Labels do not change."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        losses = smoothed_cross_entropy(batch.logits, self.labels[batch.samples], self.smoothing)
+        return global_mean(losses, self.runtime.total_or_alone)
+
+
 class Training:
     """The state of one run of stage 1. `run` leaves the best iterate in the classifier and gives the summary."""
 
@@ -132,31 +131,36 @@ class Training:
         progress: Progress | None = None,
     ) -> None:
         self.classifier, self.store, self.spec, self.config, self.runtime = classifier, store, spec, config, runtime
-        self.folder, self.progress = folder, progress
+        self.folder = folder
         order = permutation(len(store), config.seed, 1 << 20)
         held = round(config.validation_share * len(store))
         self.held_rows, self.train_rows = order[:held].to(runtime.device), order[held:].to(runtime.device)
         if len(self.train_rows) < 2:
             raise DataError(f"{len(self.train_rows)} images are left to train on: give more, or lower validation_share")
         self.labels = store.labels.to(runtime.device)  # type: ignore[union-attr]
-        self.batches = count_batches(len(self.train_rows), config.batch_size)
-        self.steps = self.batches * config.epochs
-        self.optimiser = Optimiser(classifier, config, self.steps, runtime, head=True)
-        self.feeder = Feeder(store, spec, config.seed, runtime)
-        self.compiled = worth_compiling(runtime, self.steps)
-        speed_up(classifier, runtime, self.steps)
-        self.stepper = Stepper(self.step, runtime, self.steps, self.classifier)
+        self.loop = Loop(
+            classifier,
+            Feeder(store, spec, config.seed, runtime),
+            stage_of(config),
+            [Supervised(self.labels, config.label_smoothing, runtime)],
+            runtime,
+            rows=self.train_rows,
+            progress=progress,
+        )
         self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
         self.best_state: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, Any]:
         started, config = time.perf_counter(), self.config
-        for epoch in range(self.resume(), config.epochs):
-            figures = self.train_epoch(epoch)
-            if len(self.held_rows) and self.validation_is_due(epoch):
-                figures["validation_accuracy"] = self.validate(epoch)
-            self.record(epoch, figures)
-        self.stepper.release()
+        with accelerated(self.classifier, self.runtime, self.loop.steps):
+            try:
+                for epoch in range(self.resume(), config.epochs):
+                    figures = self.loop.train_epoch(epoch)
+                    if len(self.held_rows) and self.validation_is_due(epoch):
+                        figures["validation_accuracy"] = self.validate(epoch)
+                    self.record(epoch, figures)
+            finally:
+                self.loop.release()
         if self.best_state:
             self.classifier.load_state_dict(self.best_state)
         held = bool(self.best_state)
@@ -168,30 +172,6 @@ class Training:
             "best_epoch": self.best["epoch"] if held else config.epochs,
             "seconds": round(time.perf_counter() - started, 3),
         }
-
-    def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
-        """One update: view → forward → loss (Eq. 1) → backward → update."""
-        whole = self.compiled and len(samples) == self.config.batch_size
-        view = self.feeder.view(samples, staged, compiled=whole)
-        _, logits = forward(self.classifier, view, self.runtime, compiled=whole)
-        losses = smoothed_cross_entropy(logits, self.labels[samples], self.config.label_smoothing)
-        loss = global_mean(losses, self.runtime.total_or_alone)
-        self.optimiser.update(loss)
-        return loss.detach()
-
-    def train_epoch(self, epoch: int) -> dict[str, float]:
-        seed_everything(self.config.seed, epoch, part=self.runtime.rank)
-        self.feeder.epoch.fill_(epoch)
-        set_mode(self.classifier, training=True)
-        started, losses = time.perf_counter(), torch.zeros((), device=self.runtime.device)
-        order = epoch_batches(len(self.train_rows), self.config.batch_size, self.config.seed, epoch, self.runtime)
-        for number, (rows, _) in enumerate(order):
-            done = epoch * self.batches + number
-            lr = self.optimiser.schedule(done)
-            losses += self.stepper(*self.feeder.inputs(self.train_rows[rows]))
-            if self.progress is not None:
-                self.progress(done + 1, self.steps, {"lr": lr})
-        return {"loss": float(losses) / max(1, self.batches), "seconds": round(time.perf_counter() - started, 4)}
 
     def validation_is_due(self, epoch: int) -> bool:
         every = max(1, self.config.epochs // VALIDATIONS)
@@ -211,8 +191,7 @@ class Training:
             return
         self.folder.log("epoch", epoch=epoch + 1, **figures)
         self.folder.scalars({f"train/{k}": v for k, v in figures.items()}, epoch + 1)
-        tensors = {f"model.{k}": v for k, v in self.classifier.state_dict().items()}
-        tensors |= {f"best.{k}": v for k, v in self.best_state.items()} | self.optimiser.tensors()
+        tensors = self.loop.tensors() | {f"best.{k}": v for k, v in self.best_state.items()}
         self.folder.save_checkpoint(epoch + 1, tensors, {"best": self.best})
 
     def resume(self) -> int:
@@ -221,11 +200,25 @@ class Training:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+        self.loop.restore(tensors)
         self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-        self.optimiser.restore(tensors)
         self.best = state["best"]
         return epoch
+
+
+def stage_of(config: TrainConfig) -> Stage:
+    assert config.backbone_lr_scale is not None
+    return Stage(
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        backbone_lr_scale=config.backbone_lr_scale,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        tune=config.tune,
+        head=True,
+        seed=config.seed,
+    )
 
 
 def fit_posterior(

@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from usfan.adaptation.centroids import nearest_centroid
 from usfan.adaptation.methods import METHODS
-from usfan.adaptation.pseudo_labels import nearest_centroid
+from usfan.adaptation.terms.information import InformationMaximization
+from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.terms.separation import Separation
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights, noise_table, sobol_normal
 from usfan.reproduce.toy.model import LEARNING_RATE, TARGET_STEPS, WEIGHT_DECAY, StackedMLP, sgd
-from usfan.scoring.objectives import EPSILON
+from usfan.scoring.objectives import information_maximization
 
 TEMPERATURE = 0.4
 PSEUDO_LABEL_WEIGHT = 0.3
@@ -50,8 +53,13 @@ class Variant:
     samples: int = 128
 
 
+TERMS = (InformationMaximization, PseudoLabels, Separation)
+"""The terms that the stack computes (separation is for open set, and does nothing here)."""
+TOY_METHODS = tuple(
+    name for name, row in METHODS.items() if not row.settles and all(type(t) in TERMS for t in row.terms)
+)
 VARIANTS: dict[str, Variant] = {
-    **{name: Variant(name) for name in METHODS},
+    **{name: Variant(name) for name in TOY_METHODS},
     "u-sfan (evidence)": Variant("u-sfan", prior="evidence"),
     "u-sfan (paper)": Variant("u-sfan", every_step=True, normalise=False, scale=1.0, samples=64),
 }
@@ -119,14 +127,6 @@ def stacked_weights(
     return weights / weights.mean(dim=1, keepdim=True) if normalise else weights
 
 
-def stacked_objective(logits: Tensor, weights: Tensor, gamma: float = 0.5) -> Tensor:
-    """(1 − γ) L_ent^ug + γ L_div of each seed, S: `information_maximization`, with the classes before the samples."""
-    probs = logits.softmax(dim=1)
-    mean = probs.mean(dim=2)
-    entropies = -(probs * torch.log(probs + EPSILON)).sum(dim=1)
-    return (1 - gamma) * (weights * entropies).mean(dim=1) + gamma * (mean * torch.log(mean + EPSILON)).sum(dim=1)
-
-
 def stacked_pseudo_labels(network: StackedMLP, points: Tensor) -> Tensor:
     """S×N."""
     features, logits = network.outputs(points)
@@ -149,21 +149,22 @@ def adapt_stack(
     `look` sees the networks after each step.
     """
     method = METHODS[variant.method]
+    labelled = method.has(PseudoLabels)
     network = copy.deepcopy(source)
     if not method.adapts:
         return network
     network.head.requires_grad_(False)
     optimiser = sgd(network.extractor.parameters(), learning_rate)
-    weights = stacked_weights(method.weights, *source.outputs(points), posterior, variant.normalise)
+    weights = stacked_weights(method.certainty.weights, *source.outputs(points), posterior, variant.normalise)
     network.train()
     for step in range(steps):
-        if method.pseudo_labels and step % max(1, steps // PSEUDO_LABEL_REFRESHES) == 0:
+        if labelled and step % max(1, steps // PSEUDO_LABEL_REFRESHES) == 0:
             labels = stacked_pseudo_labels(network, points)
         features, logits = network(points)
         if variant.every_step:
-            weights = stacked_weights(method.weights, features, logits, posterior, variant.normalise)
-        loss = variant.scale * stacked_objective(logits, weights).sum()
-        if method.pseudo_labels:
+            weights = stacked_weights(method.certainty.weights, features, logits, posterior, variant.normalise)
+        loss = variant.scale * information_maximization(logits.mT, weights).sum()
+        if labelled:
             entropy = functional.cross_entropy(logits, labels, reduction="sum") / labels.shape[1]
             loss = loss + PSEUDO_LABEL_WEIGHT * entropy
         optimiser.zero_grad()

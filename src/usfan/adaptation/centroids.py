@@ -1,0 +1,48 @@
+"""Nearest-centroid pseudo-labels, as the SHOT recipe makes them.
+
+Features get a 1 appended and are scaled to length 1. Round one: centroids c_k = Σ_i p_ik φ_i / Σ_i p_ik, each sample
+goes to the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most
+`threshold` samples go by the point estimate get no centroid.
+
+Shapes: N samples, K classes, D features. `total` sums over processes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from usfan.scoring.neighbours import unit_features
+from usfan.scoring.objectives import Total, alone
+
+
+def centroids(features: Tensor, assignment: Tensor, total: Total = alone) -> Tensor:
+    """K × D' means of the features under the assignment N×K, at unit length."""
+    sums, counts = total(assignment.T @ features), total(assignment.sum(dim=0))
+    return torch.nn.functional.normalize(sums / (counts[:, None] + 1e-8), dim=1)
+
+
+def nearest_centroid(
+    features: Tensor,
+    probs: Tensor,
+    *,
+    threshold: int = 0,
+    mask: Tensor | None = None,
+    rounds: int = 2,
+    total: Total = alone,
+) -> Tensor:
+    """N labels. Where `mask` is 0 a sample has no part in the centroids (open set), though it too gets a label."""
+    classes = probs.shape[1]
+    phi, probs = unit_features(features), probs.float()
+    keep = torch.ones(len(probs), device=probs.device) if mask is None else mask.float()
+    counts = total((torch.nn.functional.one_hot(probs.argmax(dim=1), classes) * keep[:, None]).sum(dim=0))
+    missing = counts <= threshold
+    if bool(missing.all()):
+        return probs.argmax(dim=1)
+    assignment = probs * keep[:, None]
+    labels = probs.argmax(dim=1)
+    for _ in range(rounds):
+        similarity = phi @ centroids(phi, assignment, total).T
+        labels = similarity.masked_fill(missing, -torch.inf).argmax(dim=1)
+        assignment = torch.nn.functional.one_hot(labels, classes).float() * keep[:, None]
+    return labels

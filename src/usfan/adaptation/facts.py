@@ -1,0 +1,28 @@
+"""What defaults may depend on: things the program can see and says. Never the name of a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one run, before it begins."""
+
+    pretrained: bool
+    """Whether the source model's backbone started from pretrained weights."""
+    classes: int
+    batch_size: int
+    epochs: int
+    setting: str
+    """closed, open, partial or universal."""
+
+    @property
+    def per_class(self) -> float:
+        """Samples of each class in a batch, on average."""
+        return self.batch_size / self.classes
+
+    def describe(self) -> str:
+        """One line for the log."""
+        start = "pretrained" if self.pretrained else "trained from scratch"
+        return f"backbone {start}, {self.setting} set, {self.per_class:.1f} samples per class in a batch"

@@ -1,0 +1,72 @@
+"""Information maximisation over the target: Eqs. 2, 3 and 7, `scoring.objectives.information_maximization`.
+
+    s · [(1 − γ) E[w H(p)] + γ L_div(p̂)]                    s = 2 and γ = ½ without weights: SHOT-IM
+
+The entropy term is over the samples judged known. In closed set p̂ is over all of them. The value of p̂ is a mix of the
+batch's mean and the whole target's at the last refresh (`diversity_memory`), with the batch's gradient: a batch of
+64 holds two samples of each of 31 classes, too few to ask it to be diverse on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from usfan.adaptation.facts import Facts
+from usfan.adaptation.terms.term import Context, Term
+from usfan.compute.loop import Batch
+from usfan.scoring.objectives import diversity, global_mean, information_maximization, sample_entropy
+from usfan.scoring.outputs import Outputs
+
+ENOUGH_PER_CLASS = 4
+"""Samples of each class in a batch, on average, from which the batch alone can be asked to be diverse."""
+
+
+@dataclass
+class InformationMaximization(Term):
+    """Confident on each sample, diverse over all."""
+
+    gamma: float = 0.5
+    """Share of the diversity term: (1 − γ) L_ent + γ L_div."""
+    objective_scale: float = 2.0
+    """Multiplies the information-maximisation loss; 2 makes SHOT-IM the recipe's own at γ = ½, the paper has 1."""
+    diversity_memory: float | None = 0.0
+    """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
+    by default 0.9 if the method asks for it and a batch holds under four samples per class."""
+
+    def decide(self, facts: Facts) -> InformationMaximization:
+        if self.diversity_memory is not None:
+            return self
+        enough = facts.per_class >= ENOUGH_PER_CLASS
+        return dataclasses.replace(self, diversity_memory=0.0 if enough else 0.9)
+
+    def start(self, context: Context) -> None:
+        self.guide, self.total = context.guide, context.runtime.total_or_alone
+        self.marginal = context.source.probs.new_full((context.classes,), 1 / context.classes)
+
+    def refresh(self, outputs: Outputs) -> None:
+        share = self.guide.diverse
+        self.marginal.copy_((share[:, None] * outputs.probs).sum(dim=0) / share.sum().clamp_min(1e-12))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        samples = batch.samples
+        known, weights = self.guide.known[samples], self.guide.batch_weights(batch)
+
+        def parts(probs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+            entropies = sample_entropy(probs)
+            mean_entropy = global_mean(entropies if weights is None else weights * entropies, self.total, known)
+            mean_probs = self.mean_probs(probs, self.guide.diverse[samples])
+            divergence = diversity(mean_probs, self.guide.shares)
+            batch.notes.update(loss_entropy=mean_entropy, loss_diversity=divergence)
+            return mean_entropy, divergence if self.guide.diversity_counts else torch.zeros_like(divergence)
+
+        return self.objective_scale * information_maximization(batch.logits, weights, self.gamma, parts=parts)
+
+    def mean_probs(self, probs: Tensor, share: Tensor) -> Tensor:
+        """p̂ of the batch, its value drawn towards the whole target's."""
+        mean = global_mean(probs, self.total, share)
+        memory = self.diversity_memory or 0.0
+        return mean if memory == 0 else mean + memory * (self.marginal - mean).detach()

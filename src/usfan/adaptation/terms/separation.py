@@ -1,0 +1,41 @@
+"""Open set: push samples judged unknown away from certainty, −s (1 − γ) σ E[H(p)] over them.
+
+Then L_div is over the known samples only, and the first split is made under the target's BatchNorm statistics: under
+the source's, known samples look unknown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from usfan.adaptation.facts import Facts
+from usfan.adaptation.terms.term import Context, Term
+from usfan.compute.loop import Batch
+from usfan.scoring.objectives import global_mean, sample_entropy
+
+
+@dataclass
+class Separation(Term):
+    """Raises the entropy of samples judged unknown."""
+
+    separation: float | None = None
+    """σ; by default 1 for a network trained from scratch, else 0 (on photographs it did harm). Open set only."""
+
+    def decide(self, facts: Facts) -> Separation:
+        if facts.setting != "open":
+            return dataclasses.replace(self, separation=0.0)
+        if self.separation is not None:
+            return self
+        return dataclasses.replace(self, separation=0.0 if facts.pretrained else 1.0)
+
+    def start(self, context: Context) -> None:
+        self.guide, self.total = context.guide, context.runtime.total_or_alone
+
+    def __call__(self, batch: Batch) -> Tensor:
+        if not self.separation:
+            return batch.logits.new_zeros(())
+        unknown = 1 - self.guide.known[batch.samples]
+        return -self.separation * global_mean(sample_entropy(batch.probs), self.total, unknown)

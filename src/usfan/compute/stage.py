@@ -1,0 +1,25 @@
+"""A stage of training as a value: what is trainable, how long, how fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TUNE = ("new", "norm", "all")
+"""What may move, from least to most."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage of training does, apart from its loss."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    backbone_lr_scale: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    tune: str = "all"
+    """What moves: "new" (the bottleneck), "norm" (BatchNorm too), "all"."""
+    head: bool = False
+    """Whether the head moves too: in stage 1 only."""
+    seed: int = 0

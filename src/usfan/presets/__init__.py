@@ -1,0 +1,1 @@
+"""Named files of settings: `--preset NAME`."""

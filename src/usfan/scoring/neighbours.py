@@ -1,0 +1,35 @@
+"""Nearest neighbours among the samples of a target, by cosine.
+
+Shapes: N samples, D features, k neighbours. Rows of similarities are made a chunk at a time: nothing holds N × N.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from usfan.posterior.fit import append_one
+
+CHUNK = {"cpu": 128}
+"""Rows of similarities at a time, where not 512: small pieces take little memory, and a GPU wants large ones."""
+
+
+def unit_features(features: Tensor) -> Tensor:
+    """[z, 1] scaled to length 1."""
+    return torch.nn.functional.normalize(append_one(features.float()), dim=1)
+
+
+def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Positions N×k and similarities N×k (clamped at 0) of each sample's nearest neighbours, itself left out."""
+    phi = unit_features(features)
+    k = min(k, len(phi) - 1)
+    places, values = [], []
+    chunk = CHUNK.get(phi.device.type, 512)
+    for start in range(0, len(phi), chunk):
+        similarity = phi[start : start + chunk] @ phi.T
+        rows = torch.arange(len(similarity), device=phi.device)
+        similarity[rows, rows + start] = -torch.inf
+        top = similarity.topk(k, dim=1)
+        places.append(top.indices)
+        values.append(top.values.clamp_min(0))
+    return torch.cat(places), torch.cat(values)
