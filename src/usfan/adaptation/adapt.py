@@ -24,7 +24,8 @@ from usfan.adaptation.settings import choose_posterior, recorded_settings, resol
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
-from usfan.compute.accelerate.layers import accelerated
+from usfan.compute.accelerate.layers import accelerated, settle_layout
+from usfan.compute.features import features_of, on_features
 from usfan.compute.loop import Loop, Progress
 from usfan.compute.passes import (
     Feeder,
@@ -119,27 +120,32 @@ class Adaptation:
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
-        classifier = prepare(
-            copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts
-        )
+        whole = prepare(copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts)
+        frozen = self.config.tune == "new" and not any(term.needs_pixels for term in self.method.terms)
+        if frozen:
+            self.store = features_of(whole, self.store, self.source.spec, self.runtime)
+        classifier = on_features(whole) if frozen else whole
         with accelerated(classifier, self.runtime, self.steps):
             before = self.open(classifier)
             try:
                 outputs = self.train(before, self.resume())
                 kept = self.guard.finish()
                 if kept.epoch != self.guard.latest:
-                    classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
+                    self.classifier.load_state_dict(kept.state or self.first)
                     outputs = self.outputs()
             finally:
                 self.loop.release()
                 if self.replay is not None:
                     self.replay.release()
+        settle_layout(whole, self.runtime)
+        self.classifier = whole
         return self.finished(kept, before, outputs, time.perf_counter() - started)
 
     def open(self, classifier: Any) -> Outputs:
         """Everything that a run needs, made around the classifier; what the source model says of the target."""
         config, runtime = self.config, self.runtime
         self.classifier = classifier
+        self.first = {name: value.clone() for name, value in classifier.state_dict().items()}
         self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
         before = self.outputs()
         check_finite(before.logits, before.posterior_probs)
