@@ -25,7 +25,7 @@ from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.compute.accelerate.layers import accelerated, settle_layout
-from usfan.compute.features import features_of, on_features
+from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Loop, Progress
 from usfan.compute.passes import (
     Feeder,
@@ -38,9 +38,11 @@ from usfan.compute.passes import (
 )
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.stage import Stage
+from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
 from usfan.errors import DataError
+from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.validators import validate
@@ -112,6 +114,10 @@ class Adaptation:
         self.guard = Guard(
             enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
         )
+        self.classifier: Classifier = source.classifier
+        self.first: dict[str, Tensor] = {}
+        self.replay: Stepper | None = None
+        self.loop: Loop
         self.terms: list[Term] = []
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
@@ -121,8 +127,9 @@ class Adaptation:
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
         whole = prepare(copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts)
-        frozen = self.config.tune == "new" and not any(term.needs_pixels for term in self.method.terms)
-        if frozen:
+        given = isinstance(self.store, FeatureStore)
+        frozen = given or (self.config.tune == "new" and not any(term.needs_pixels for term in self.method.terms))
+        if frozen and not given:
             self.store = features_of(whole, self.store, self.source.spec, self.runtime)
         classifier = on_features(whole) if frozen else whole
         with accelerated(classifier, self.runtime, self.steps):
@@ -141,7 +148,7 @@ class Adaptation:
         self.classifier = whole
         return self.finished(kept, before, outputs, time.perf_counter() - started)
 
-    def open(self, classifier: Any) -> Outputs:
+    def open(self, classifier: Classifier) -> Outputs:
         """Everything that a run needs, made around the classifier; what the source model says of the target."""
         config, runtime = self.config, self.runtime
         self.classifier = classifier

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
 from usfan.compute.accelerate.layers import accelerated, settle_layout
-from usfan.compute.features import features_of, on_features
+from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Batch, Loop, Progress
 from usfan.compute.passes import Feeder, engine_store, forward_store, prepare
 from usfan.compute.runtime import Runtime, permutation, seed_everything, start_runtime
@@ -63,7 +63,7 @@ def train_source(
     check_counts(store.labels, classes)
     trained, seen = classifier, store
     if config.tune == "new":
-        seen = features_of(classifier, store, spec, engine)
+        seen = store if isinstance(store, FeatureStore) else features_of(classifier, store, spec, engine)
         trained = on_features(classifier)
     summary = Training(trained, seen, spec, config, engine, run, progress).run()
     if trained is not classifier:
