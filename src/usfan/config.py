@@ -136,6 +136,9 @@ class AdaptConfig(OptimiserConfig):
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
     tune: str = "all"
     """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
+    witness: str = "auto"
+    """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
+    file. auto: the network that the source model started from."""
     epochs: int = 15
     """Passes over the target."""
     seed: int = 0

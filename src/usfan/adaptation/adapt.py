@@ -23,6 +23,7 @@ from usfan.adaptation.methods import Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
+from usfan.adaptation.witness import choose_witness
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.compute.accelerate.layers import accelerated, settle_layout
 from usfan.compute.features import FeatureStore, features_of, on_features
@@ -41,7 +42,7 @@ from usfan.compute.stage import Stage
 from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
-from usfan.errors import DataError
+from usfan.errors import ConfigError, DataError
 from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
 from usfan.scoring.outputs import Outputs, check_finite
@@ -62,7 +63,9 @@ def adapt(
 ) -> AdaptedModel:
     """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`, or
     settings of the method (`usfan methods NAME` lists them)."""
-    config, row = resolve({"method": method, **settings}, pretrained=source.pretrained, classes=len(source.classes))
+    witness = settings.pop("witness", None)
+    given = {"method": method, **settings, **({"witness": witness} if isinstance(witness, str) else {})}
+    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
@@ -70,7 +73,24 @@ def adapt(
         store = engine_store(as_images(data).without_labels(), source.spec, engine)
     if len(store) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
-    return Adaptation(source, store, config, row, engine, run, progress).run()
+    seen = witness if isinstance(witness, Tensor) else look(config.witness, source, store, row, engine)
+    return Adaptation(source, store, config, row, engine, run, progress, seen).run()
+
+
+def look(asked: str, source: SourceModel, store: PixelStore, method: Method, runtime: Runtime) -> Tensor | None:
+    """What the witness sees of the target, N × F, if the method needs one."""
+    if not any(term.needs_witness for term in method.terms):
+        return None
+    witness = choose_witness(asked, source)
+    if witness is None:
+        why = "--witness none" if asked == "none" else "no pretrained network is available for it"
+        raise ConfigError(f"{method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+")
+    log.info("witness: %s%s", witness.name, " (the model's own backbone)" if witness.own else "")
+    if isinstance(store, FeatureStore):
+        if not witness.own:
+            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
+        return store.pixels
+    return witness.features(store, runtime)
 
 
 @functools.cache
@@ -91,7 +111,9 @@ class Adaptation:
         runtime: Runtime,
         run: RunFolder | None = None,
         progress: Progress | None = None,
+        witness: Tensor | None = None,
     ) -> None:
+        self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
         self.epochs = config.epochs if method.terms else 0
@@ -166,7 +188,8 @@ class Adaptation:
             config.seed,
             self.guide,
             before,
-            uncertainty=self.posterior,
+            self.witness,
+            self.posterior,
         )
         self.terms = [term.started(context) for term in self.method.terms]
         views = dataclasses.replace(self.source.spec, augment=config.augment or self.source.spec.augment)
