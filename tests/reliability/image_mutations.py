@@ -1,4 +1,4 @@
-"""Damage to image files: that of `tests/data/test_image_fuzz.py`, and files made to cost far more than their size."""
+"""Damage to image files: that of `test_image_fuzz.py`, and files made to cost far more than their size."""
 
 from __future__ import annotations
 

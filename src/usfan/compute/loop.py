@@ -126,9 +126,10 @@ class Loop:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """One epoch of forward passes in training mode: BatchNorm takes the statistics of these images."""
+        """One epoch of forward passes in training mode: BatchNorm takes the statistics of these images, except in a
+        backbone that is frozen."""
         seed_everything(self.stage.seed, 0, part=self.runtime.rank)
-        set_mode(self.classifier, "norm")
+        set_mode(self.classifier, "new" if self.stage.tune == "new" else "norm")
         for rows, _ in epoch_batches(len(self.rows), self.stage.batch_size, self.stage.seed, 0, self.runtime):
             self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
 

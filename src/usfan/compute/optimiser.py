@@ -13,6 +13,7 @@ from torch import Tensor
 
 from usfan.compute.runtime import Runtime
 from usfan.compute.stage import Stage
+from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
 
 
@@ -26,12 +27,14 @@ class Optimiser:
         if more:  # of terms that bring layers of their own
             groups.append({"params": list(more), "lr": stage.lr, "lr_scale": 1.0})
         self.parameters = [p for g in groups for p in g["params"]]
+        if steps and not self.parameters:
+            raise ConfigError(f"tune={stage.tune}: this network has no such layers to train; choose another tune")
         cuda = runtime.device.type == "cuda"
         if cuda:  # a tensor, so that a captured step reads the new value
             for group in groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=runtime.device)
         self.sgd = torch.optim.SGD(
-            groups,
+            groups or [{"params": [], "lr_scale": 1.0}],
             momentum=stage.momentum,
             nesterov=stage.momentum > 0,
             weight_decay=stage.weight_decay,

@@ -18,6 +18,7 @@ from torch import Tensor
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
+from usfan.config_checks import at_least, between
 from usfan.scoring.objectives import diversity, global_mean, information_maximization, sample_entropy
 from usfan.scoring.outputs import Outputs
 
@@ -36,6 +37,11 @@ class InformationMaximization(Term):
     diversity_memory: float | None = 0.0
     """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
     by default 0.9 if the method asks for it and a batch holds under four samples per class."""
+
+    def __post_init__(self) -> None:
+        between("gamma", self.gamma, 0, 1)
+        at_least("objective_scale", self.objective_scale, 0)
+        between("diversity_memory", self.diversity_memory or 0.0, 0, 0.999)
 
     def decide(self, facts: Facts) -> InformationMaximization:
         if self.diversity_memory is not None:

@@ -15,6 +15,7 @@ from usfan.adaptation.centroids import nearest_centroid
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
+from usfan.config_checks import at_least
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
 from usfan.scoring.outputs import Outputs
 
@@ -31,6 +32,10 @@ class PseudoLabels(Term):
     objects and for digits)."""
     pseudo_label_warmup: int | None = 0
     """Epochs before the pseudo-label loss begins."""
+
+    def __post_init__(self) -> None:
+        at_least("pseudo_label_weight", self.pseudo_label_weight or 0.0, 0)
+        at_least("pseudo_label_warmup", self.pseudo_label_warmup or 0, 0)
 
     def decide(self, facts: Facts) -> PseudoLabels:
         weight, wait = self.pseudo_label_weight, self.pseudo_label_warmup

@@ -1,4 +1,4 @@
-"""Open set: push samples judged unknown away from certainty, −s (1 − γ) σ E[H(p)] over them.
+"""Open set: push samples judged unknown away from certainty, −σ E[H(p)] over them.
 
 Then L_div is over the known samples only, and the first split is made under the target's BatchNorm statistics: under
 the source's, known samples look unknown.
@@ -14,6 +14,7 @@ from torch import Tensor
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
+from usfan.config_checks import at_least
 from usfan.scoring.objectives import global_mean, sample_entropy
 
 
@@ -23,6 +24,9 @@ class Separation(Term):
 
     separation: float | None = None
     """σ; by default 1 for a network trained from scratch, else 0 (on photographs it did harm). Open set only."""
+
+    def __post_init__(self) -> None:
+        at_least("separation", self.separation or 0.0, 0)
 
     def decide(self, facts: Facts) -> Separation:
         if facts.setting != "open":

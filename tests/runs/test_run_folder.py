@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
+from usfan.compute.runtime import Runtime
 from usfan.errors import ConfigError, DataError
 from usfan.files import whole_file, write_json
-from usfan.runs.folder import RunFolder
+from usfan.runs.folder import RunFolder, load_checkpoint
 
 RUN = ("--backbone", "digits-cnn", "--epochs", 6, "--batch-size", 16, *TINY)
 
@@ -58,7 +59,7 @@ def test_a_run_folder_holds_what_it_promises_and_is_a_model(which, request):
 def test_what_adapt_logs(adapted):
     events = [json.loads(line) for line in (adapted / "log.jsonl").read_text().splitlines()]
     last = [e for e in events if e["event"] == "epoch"][-1]
-    assert {"loss", "loss_entropy", "loss_diversity", "loss_pseudo", "lr", "weight_mean", "validators"} <= last.keys()
+    assert {"loss", "loss_entropy", "loss_diversity", "lr", "weight_mean", "validators"} <= last.keys()
     assert events[-1]["event"] == "kept"
     metrics = json.loads((adapted / "metrics.json").read_text())
     assert {"method", "epochs", "seconds", "kept_epoch", "guard", "validators", "before", "after"} <= metrics.keys()
@@ -183,3 +184,7 @@ def test_whole_files_are_whole_or_absent(tmp_path):
     with pytest.raises(TypeError):
         write_json(path, {(1, 2): "a key that JSON has not"})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_no_run_folder_no_checkpoint():
+    assert load_checkpoint(None, Runtime(torch.device("cpu"))) is None

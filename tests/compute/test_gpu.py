@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_memory_worker import ROOM
 from PIL import Image
+from process_worker import CLASSES, pictures
 from torch import Tensor
 
-from gpu_memory_worker import ROOM
-from process_worker import CLASSES, pictures
 from usfan.adaptation.adapt import adapt
 from usfan.artifacts.model import SourceModel
 from usfan.compute.accelerate.stem import block_stems

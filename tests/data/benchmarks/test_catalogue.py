@@ -11,7 +11,7 @@ from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark, check, load_d
 from usfan.errors import ConfigError, DataError
 from usfan.reproduce.recipes import adapt_settings
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 FOLDERS = ("office31", "office-home", "visda-c", "domainnet")
 
 

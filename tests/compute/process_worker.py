@@ -5,6 +5,7 @@ python process_worker.py RANK WORLD MEETING_FILE OUT.safetensors
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,19 +13,23 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from usfan.adaptation.adapt import Adaptation, resolve_defaults
-from usfan.adaptation.centroids import centroids, nearest_centroid, unit_features
+from usfan.adaptation.adapt import adapt
+from usfan.adaptation.centroids import centroids, nearest_centroid
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import SourceModel
 from usfan.compute.accelerate.sync_norm import sync_batch_norms
+from usfan.compute.loop import Batch
 from usfan.compute.optimiser import Optimiser
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
-from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.errors import ConfigError
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.fit import batch_factors
 from usfan.runs.folder import RunFolder, open_run
+from usfan.scoring.neighbours import unit_features
+from usfan.scoring.outputs import Outputs
 from usfan.training.source import train_source
 
 CLASSES = 4
@@ -35,6 +40,8 @@ class SmoothCNN(nn.Sequential):
 
     num_features = 144
     input_size = (1, 28)
+    augment = "resized-crop"
+    dropout = 0.0
 
     def __init__(self, channels: int = 1) -> None:
         first = [nn.Conv2d(channels, 8, 5, stride=3), nn.BatchNorm2d(8), nn.SiLU()]
@@ -47,7 +54,8 @@ CASES = {
     "shot-im": {"method": "shot-im"},
     "u-sfan": {"method": "u-sfan"},
     "u-sfan by step": {"method": "u-sfan", "refresh": "step"},
-    "u-sfan+": {"method": "u-sfan+", "neighbours": 3},
+    "u-sfan+": {"method": "u-sfan+"},
+    "frozen": {"method": "u-sfan+", "tune": "norm", "partial_set": True},
     "open set": {"method": "u-sfan+", "open_set": True},
     "guarded": {"method": "u-sfan", "guard": True, "diversity_memory": 0.5},
 }
@@ -116,22 +124,42 @@ def stage_1(runtime: Runtime) -> tuple[SourceModel, dict[str, Tensor]]:
     }
 
 
+@dataclasses.dataclass
+class Watch(Term):
+    """Adds nothing to the loss; holds on to the tables of the last epoch."""
+
+    def __post_init__(self) -> None:
+        self.seen: dict = {}
+
+    def start(self, context: Context) -> None:
+        self.seen["guide"] = context.guide
+
+    def refresh(self, outputs: Outputs) -> None:
+        guide = self.seen["guide"]
+        self.seen["labels"] = nearest_centroid(
+            outputs.features, outputs.probs, threshold=guide.rare, mask=guide.known_mask
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return batch.logits.new_zeros(())
+
+
 def stage_2(
     runtime: Runtime, source: SourceModel, name: str, count: int, run: RunFolder | None = None
 ) -> dict[str, Tensor]:
     """151 pictures: four batches of 32 and one of 23. 130: a last batch of two."""
     store = PixelStore.from_tensor(pictures(count, 1, shift=3)[0])
     settings = {"guard": False, "epochs": 2, "batch_size": 32, "samples": 32, **CASES[name]}
-    config = resolve_defaults(make_config(AdaptConfig, settings), source)
+    watch, row = Watch(), METHODS[settings.pop("method")]
+    METHODS["watched"] = dataclasses.replace(row, name="watched", terms=(*row.terms, watch))
     with recorded_updates() as seen:
-        adaptation = Adaptation(source, store, config, runtime, run)
-        model = adaptation.run()
-    guide, after = adaptation.guidance, model.passes.after
+        model = adapt(source, store, "watched", runtime=runtime, run=run, **settings)
+    guide, after = watch.seen["guide"], model.passes.after
     own = slice(runtime.rank, None, runtime.world)
     phi = unit_features(after.features)
     tables = {
         "certainty": guide.weights,
-        "pseudo-labels": guide.pseudo_labels,
+        "pseudo-labels": watch.seen["labels"],
         "known": guide.known,
         "features": after.features,
         "posterior": after.posterior_probs,

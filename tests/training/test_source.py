@@ -1,13 +1,15 @@
 """Stage 1: the same seed gives the same bits, and what cannot be trained on is refused."""
 
+import tempfile
+
 import numpy as np
 import pytest
 import torch
 
 import usfan
 from lookalikes import picture
+from usfan.compute.loop import Loop
 from usfan.errors import ConfigError, DataError
-from usfan.training.source import Training
 
 TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
 
@@ -82,18 +84,50 @@ def test_a_network_with_depthwise_convolutions_comes_back_with_the_same_bits(tmp
     """It is trained with the channels last, and laid out as it will be loaded when that is over."""
     settings = {"backbone": "mobilenetv3_small_050", "pretrained": "none", "epochs": 1, "batch_size": 4}
     layouts = []
-    plain = Training.step
+    plain = Loop.step
 
     def step(self, *batch):
         layouts.append(self.classifier.backbone.conv_stem.weight.is_contiguous(memory_format=torch.channels_last))
         return plain(self, *batch)
 
-    monkeypatch.setattr(Training, "step", step)
+    monkeypatch.setattr(Loop, "step", step)
     model = usfan.train_source(squares(classes=2, images=4), **settings)
     assert layouts
     assert all(layouts)
+    layouts.clear()
     adapted = usfan.adapt(model, squares(classes=2, images=4), epochs=1, batch_size=4, guard=False)
+    assert layouts
+    assert all(layouts)
     for made, kind in ((model, usfan.SourceModel), (adapted, usfan.AdaptedModel)):
         assert made.classifier.backbone.conv_stem.weight.is_contiguous()
         again = kind.load(made.save(tmp_path / kind.__name__))
         assert torch.equal(made.predict(squares(images=2)).probs, again.predict(squares(images=2)).probs)
+
+
+@pytest.mark.parametrize("tune", ["new", "norm", "all"])
+def test_what_is_frozen_really_is(tune):
+    """From the weights of another run. A frozen backbone keeps its bits, the statistics of its BatchNorms included."""
+    first = usfan.train_source(squares(), **TINY)
+    start = {f"backbone.{k}": v.clone() for k, v in first.classifier.backbone.state_dict().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(first.classifier.backbone.state_dict(), f"{folder}/start.pth")
+        model = usfan.train_source(squares(), pretrained=f"{folder}/start.pth", tune=tune, validation_share=0, **TINY)
+    moved = {k for k, v in start.items() if not torch.equal(v, model.classifier.state_dict()[k])}
+    norms = {k for k in start if k.rpartition(".")[0] + ".running_mean" in start}
+    assert norms
+    assert moved == {"new": set(), "norm": norms, "all": set(start)}[tune]
+    assert model.pretrained
+    assert not first.pretrained
+
+
+def test_a_backbone_with_pretrained_weights_moves_slower(tmp_path):
+    """The weights decide the default, not the network's name: digits-cnn moves slower with weights too."""
+    first = usfan.train_source(squares(), **TINY)
+    torch.save(first.classifier.backbone.state_dict(), tmp_path / "start.pth")
+    settings = {"pretrained": str(tmp_path / "start.pth"), **TINY}
+    plain, slow, fast = (
+        usfan.train_source(squares(), **settings, **given).classifier.state_dict()
+        for given in ({}, {"backbone_lr_scale": 0.1}, {"backbone_lr_scale": 1.0})
+    )
+    assert all(torch.equal(plain[k], slow[k]) for k in plain)
+    assert not all(torch.equal(plain[k], fast[k]) for k in plain)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from process_worker import CASES, CUTS, NORMS, norm_layer, pictures, study
 from safetensors.torch import load_file
 from torch import Tensor
 
-from process_worker import CASES, CUTS, NORMS, norm_layer, pictures, study
 from usfan.cli.main import main
 from usfan.compute.accelerate.sync_norm import sync_batch_norms
 from usfan.compute.runtime import Runtime

@@ -1,0 +1,105 @@
+"""Watching a run of stage 2 through its own interface: a term that adds nothing to the loss and writes down what it
+sees, last in a method's row."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import usfan
+from lookalikes import picture
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.term import Context, Term
+from usfan.artifacts.model import AdaptedModel, SourceModel
+from usfan.compute.loop import Batch
+from usfan.scoring.outputs import Outputs
+
+CLASSES = ("a", "b", "c")
+
+
+def squares(images: int = 12, domain: int = 3, classes: int = 3) -> usfan.ImageData:
+    labels = np.tile(np.arange(classes), images)
+    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
+    return usfan.ImageData(pixels, labels=labels, classes=CLASSES[:classes], name="squares")
+
+
+@dataclass
+class Epoch:
+    """What a term sees of one epoch."""
+
+    outputs: Outputs
+    """Of the pass before it."""
+    weights: Tensor
+    known: Tensor
+    batches: list[Batch]
+
+
+class Seen:
+    """What a term saw of a run."""
+
+    def __init__(self, meddle: Callable[[Context], object] | None = None) -> None:
+        self.meddle = meddle
+        self.context: Context | None = None
+        self.epochs: list[Epoch] = []
+        self.model: AdaptedModel | None = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The logged figures of each epoch of steps."""
+        assert self.model is not None
+        return [record for record in self.model.history["records"] if "loss" in record]
+
+
+@dataclass
+class Spy(Term):
+    def start(self, context: Context) -> None:
+        self.seen.context = context
+
+    def refresh(self, outputs: Outputs) -> None:
+        if self.seen.meddle is not None:
+            self.seen.meddle(self.context)
+        guide = self.context.guide
+        self.seen.epochs.append(Epoch(outputs, guide.weights.clone(), guide.known.clone(), []))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.seen.epochs[-1].batches.append(
+            dataclasses.replace(batch, features=batch.features.detach(), logits=batch.logits.detach())
+        )
+        return batch.logits.new_zeros(())
+
+
+@contextlib.contextmanager
+def spied_method(method: str, seen: Seen) -> Iterator[str]:
+    """The name of the method with a spy in its row."""
+    row, spy = METHODS[method], Spy()
+    spy.seen = seen
+    METHODS.add(dataclasses.replace(row, name="spied", terms=(*row.terms, spy)))
+    try:
+        yield "spied"
+    finally:
+        del METHODS["spied"]
+
+
+def spied_run(
+    source: SourceModel, method: str, *, meddle: Callable[[Context], object] | None = None, **settings: Any
+) -> Seen:
+    """A run of the method, one batch of all 36 images an epoch, and what its terms saw. `meddle` may write into the
+    tables of the guide after each pass."""
+    seen = Seen(meddle)
+    given = {"epochs": 1, "batch_size": 36, "guard": False, **settings}
+    with spied_method(method, seen) as name:
+        seen.model = usfan.adapt(source, squares().without_labels(), name, **given)
+    return seen
+
+
+def exact_certainty(probs: Tensor) -> Tensor:
+    """exp(−H), in float64."""
+    probs = probs.double()
+    return torch.exp((probs * probs.log()).sum(dim=1))
