@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from usfan.adaptation.loss import Objective
+from usfan.adaptation.weights import divide_by_mean
 
 from usfan.adaptation.adapt import Adaptation
-from usfan.adaptation.loss import Objective
-from usfan.scoring.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.adaptation.centroids import centroids, nearest_centroid, unit_features
-from usfan.adaptation.weights import divide_by_mean
 from usfan.artifacts.model import SourceModel
 from usfan.compute.passes import forward
 from usfan.config import AdaptConfig
@@ -22,6 +21,7 @@ from usfan.data.views import keyed_uniform
 from usfan.models.classifier import Classifier
 from usfan.posterior.fit import append_one
 from usfan.posterior.predictive import certainty_weights, draw_logits, sobol_normal
+from usfan.scoring.neighbours import nearest_neighbours, neighbour_targets, propagate
 from usfan.scoring.outputs import Outputs
 
 

@@ -150,8 +150,7 @@ METHODS.add(
     Method(
         "u-sfan++",
         "labels from a pretrained witness's clusters, named by the source posterior",
-        (WitnessAttraction(), WitnessLabels()),
-        certainty=POSTERIOR,
+        (WitnessLabels(), WitnessAttraction(), InformationMaximization()),
         split=BY_POSTERIOR,
     )
 )
