@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,15 @@ from usfan.field_docs import field_docs
 
 
 @dataclass(frozen=True)
+class Later:
+    """A further stage of a method, which begins with what the stage before it made of the network."""
+
+    terms: tuple[Term, ...]
+    stage: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `compute.stage.Stage` that differ from the first stage's: epochs, lr, …"""
+
+
+@dataclass(frozen=True)
 class Method:
     """What a method does with the target; everything else is the one loop's."""
 
@@ -40,6 +49,8 @@ class Method:
     split: Split = field(default_factory=Split)
     stage: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `AdaptConfig` that this method sets by default: epochs, tune, …"""
+    then: tuple[Later, ...] = ()
+    """Further stages, one after another."""
     settles: bool = False
     """BatchNorm takes the target's statistics before the first look at it."""
     published: str = ""
@@ -50,8 +61,17 @@ class Method:
         return bool(self.terms) or self.settles
 
     @property
+    def stages(self) -> tuple[Later, ...]:
+        return (Later(self.terms), *self.then)
+
+    @property
+    def all_terms(self) -> tuple[Term, ...]:
+        """Those of all stages."""
+        return tuple(term for stage in self.stages for term in stage.terms)
+
+    @property
     def parts(self) -> tuple[Any, ...]:
-        return (self.certainty, self.split, *self.terms)
+        return (self.certainty, self.split, *self.all_terms)
 
     def settings(self) -> dict[str, Any]:
         """The method's own settings and their values."""
@@ -71,13 +91,17 @@ class Method:
                 near = difflib.get_close_matches(name, known, n=3)
                 hint = f"did you mean {', '.join(near)}?" if near else f"its settings are {', '.join(known) or 'none'}"
                 raise ConfigError(f"{self.name} has no setting {name!r}: {hint}")
-        certainty, split, *terms = (changed(part, given) for part in self.parts)
-        return dataclasses.replace(self, certainty=certainty, split=split, terms=tuple(terms))
+        return self.with_parts(lambda part: changed(part, given))
 
     def decide(self, facts: Facts) -> Method:
         """Every setting that was left open, decided from the facts."""
-        certainty, terms = self.certainty.decide(facts), tuple(term.decide(facts) for term in self.terms)
-        return dataclasses.replace(self, certainty=certainty, terms=terms)
+        return self.with_parts(lambda part: part if isinstance(part, Split) else part.decide(facts))
+
+    def with_parts(self, change: Callable[[Any], Any]) -> Method:
+        """The same method with every part changed; a setting that several terms have is one setting."""
+        first, *then = (dataclasses.replace(stage, terms=tuple(map(change, stage.terms))) for stage in self.stages)
+        certainty, split = change(self.certainty), change(self.split)
+        return dataclasses.replace(self, certainty=certainty, split=split, terms=first.terms, then=tuple(then))
 
 
 def changed(part: Any, given: Mapping[str, Any]) -> Any:
