@@ -18,10 +18,17 @@ from typing import Any
 from usfan.adaptation.certainty import Certainty
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.guidance import Split
+from usfan.adaptation.terms.cowa import WeightedMixup
+from usfan.adaptation.terms.entropy import Entropy
 from usfan.adaptation.terms.information import InformationMaximization
+from usfan.adaptation.terms.lsc import LocalStructure
+from usfan.adaptation.terms.mixmatch import MixMatch
+from usfan.adaptation.terms.nrc import Reciprocity
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.terms.rotation import Rotation
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Term
+from usfan.adaptation.terms.upa import CleanLabels
 from usfan.adaptation.terms.witness import WitnessAttraction, WitnessLabels
 from usfan.config import convert
 from usfan.errors import ConfigError
@@ -178,6 +185,62 @@ METHODS.add(
         certainty=POSTERIOR,
         split=BY_POSTERIOR,
     )
+)
+DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)
+"""L_div alone."""
+METHODS.add(
+    Method(
+        "lsc",
+        "predicted as the nearest neighbours are (local structure clustering of G-SFDA); diverse",
+        (LocalStructure(), DIVERSE),
+        stage={"epochs": 32},
+        published="–/71.3/85.4",
+    )
+)
+METHODS.add(
+    Method(
+        "nrc",
+        "predicted as the neighbours are, reciprocal ones first, and their neighbours; diverse",
+        (Reciprocity(), DIVERSE),
+        published="89.4/72.2/85.9",
+    )
+)
+METHODS.add(
+    Method(
+        "upa",
+        "shot with the cleanest pseudo-labels only, by a vote of neighbours",
+        (InformationMaximization(), CleanLabels()),
+        published="89.9/73.0/88.7",
+    )
+)
+METHODS.add(
+    Method(
+        "cowa",
+        "cross-entropy on mixup, weighted by how sure data and model are of a label (JMDS)",
+        (WeightedMixup(),),
+        stage={"epochs": 30},
+        published="90.3/72.5/86.9",
+    )
+)
+METHODS.add(
+    Method(
+        "shot++",
+        "shot and rotation prediction; then MixMatch from the samples of lowest entropy",
+        (InformationMaximization(), PseudoLabels(), Rotation()),
+        then=(Later((MixMatch(),)),),
+        published="89.2/73.0/87.3",
+    )
+)
+METHODS.add(
+    Method(
+        "tent",
+        "entropy, on the scales and shifts of BatchNorm only, in one pass",
+        (Entropy(),),
+        stage={"epochs": 1, "tune": "affine", "lr": 2.5e-4, "backbone_lr_scale": 1.0, "weight_decay": 0.0},
+    )
+)
+METHODS.add(
+    Method("bn-adapt", "the source model with the target's BatchNorm statistics", stage={"tune": "norm"}, settles=True)
 )
 
 
