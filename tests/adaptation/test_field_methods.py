@@ -25,9 +25,9 @@ from usfan.runs.folder import RunFolder
 
 CPU = Runtime(torch.device("cpu"))
 DIGITS = tuple("0123456789")
-SHORT = {"lsc": 2, "nrc": 3, "upa": 2, "cowa": 4, "shot++": 2}
+SHORT = {"lsc": 2, "nrc": 3, "aad": 3, "upa": 2, "cowa": 4, "shot++": 2}
 """Epochs on the digits: enough to tell a method that learns from one that does not."""
-GAINS = {"lsc": 15, "nrc": 15, "upa": 15, "shot++": 15, "cowa": 13, "tent": 4, "bn-adapt": 5}
+GAINS = {"lsc": 15, "nrc": 15, "aad": 15, "upa": 15, "shot++": 15, "cowa": 13, "tent": 4, "bn-adapt": 5}
 """Points that a method must win over the source model. They win 20 to 24 (CoWA 16 to 20), of which BatchNorm's
 statistics alone account for 11: whoever trains must win more. TENT's one pass at the authors' learning rate moves
 little but these statistics."""
@@ -145,6 +145,7 @@ def test_published_settings():
     expected = {
         "lsc": {"neighbours": 2, "gamma": 1.0, "objective_scale": 1.0},
         "nrc": {"neighbours": 2, "further_neighbours": 3, "weak_affinity": 0.1, "gamma": 1.0},
+        "aad": {"neighbours": 3, "dispersion_decay": 1.0},
         "upa": {"voters": 4, "votes": 2, "clean_share": 0.6, "pseudo_label_weight": 0.3, "gamma": 0.5},
         "cowa": {"mixup_alpha": 0.2},
         "shot++": {"rotation_weight": 0.6, "mixup_alpha": 0.75, "sharpening": 0.5, "consistency_weight": 100.0},
@@ -187,7 +188,7 @@ def test_two_stages_are_one_run(source, target):
     assert len(model.passes.path) == 5  # every epoch was judged
 
 
-@pytest.mark.parametrize(("method", "steps"), [("shot++", 4), ("shot++", 6), ("shot++", 10), ("cowa", 4)])
+@pytest.mark.parametrize(("method", "steps"), [("shot++", 4), ("shot++", 6), ("shot++", 10), ("aad", 4), ("cowa", 4)])
 def test_it_goes_on_where_it_was_stopped(source, target, method, steps, tmp_path, monkeypatch):
     """In the first stage, between the two, and in the second: bit for bit the run that was not stopped."""
     monkeypatch.setattr(RunFolder, "scalars", lambda *_: None)

@@ -1,4 +1,4 @@
-"""LSC and NRC: hand-computed values, loops over samples, derivatives, and any order of the batch."""
+"""LSC, NRC and AaD: hand-computed values, loops over samples, derivatives, and any order of the batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oracles import field as oracle
 from usfan.adaptation.certainty import divide_by_mean
+from usfan.adaptation.terms.aad import AttractDisperse, dispersion
 from usfan.adaptation.terms.bank import Bank
 from usfan.adaptation.terms.lsc import LocalStructure
 from usfan.adaptation.terms.nrc import Reciprocity, affinity
@@ -19,9 +20,10 @@ from usfan.compute.runtime import Runtime
 from usfan.errors import ConfigError
 from usfan.posterior.predictive import certainty_weights
 from usfan.scoring import neighbours
+from usfan.scoring.objectives import alone
 from usfan.scoring.outputs import Outputs
 
-TERMS = {"lsc": LocalStructure, "nrc": Reciprocity}
+TERMS = {"lsc": LocalStructure, "nrc": Reciprocity, "aad": AttractDisperse}
 SAMPLES = torch.tensor([3, 17, 8, 30, 21, 5])
 LINE = outputs(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.1, 0.9]]).log(), torch.tensor(
     [[1.0, 0.0], [0.95, 0.05], [0.8, 0.5], [0.0, 1.0]]
@@ -59,6 +61,19 @@ def test_nrc_by_hand():
     assert float(term(kept(LINE, 0))) == pytest.approx(-near - 0.1 * far - 0.1 * (own + near))
 
 
+@pytest.mark.parametrize(("decay", "alpha"), [(0.0, 1.0), (1.0, 1 / 6), (5.0, 6.0**-5)])
+def test_aad_by_hand(decay, alpha):
+    term = running(AttractDisperse(neighbours=1, dispersion_decay=decay), LINE)
+    both = Batch(
+        torch.tensor([0, 3]), LINE.features[[0, 3]], LINE.features[[0, 3]], LINE.logits[[0, 3]],
+        torch.tensor(0.5), lambda x: (x, x),
+    )  # fmt: skip
+    pulled = (0.72 + 0.02) + (0.04 + 0.54)  # 0 to 1, 3 to 2
+    pushed = 2 * (0.09 + 0.09)  # 0 and 3, each from the other
+    assert float(term(both)) == pytest.approx((alpha * pushed - pulled) / 2)
+    assert set(both.notes) == {"loss_neighbours", "loss_dispersion"}
+
+
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("name", TERMS)
 def test_bank_and_loss_are_those_of_loops(name, certain):
@@ -75,6 +90,7 @@ def test_bank_and_loss_are_those_of_loops(name, certain):
         expected = {
             "lsc": oracle.lsc(bank, samples.tolist(), 3, weights),
             "nrc": oracle.nrc(bank, samples.tolist(), 3, 3, 0.1, weights),
+            "aad": oracle.aad(bank, samples.tolist(), 3, 1 / 4, weights),  # α = (1 + 10 · 0.3)^−1
         }
         assert float(term(batch).detach()) == pytest.approx(expected[name], rel=1e-6)
     assert not torch.allclose(term.probs, target.probs)
@@ -131,6 +147,18 @@ def test_processes_share_the_bank_and_take_one_step(name, cut):
         torch.testing.assert_close(part[0], loss)
         torch.testing.assert_close(part[1], bank)
     torch.testing.assert_close(parts[0][2] + parts[1][2], gradient)
+
+
+def test_unknown_samples_do_not_count():
+    target = random_target()
+    term = running(AttractDisperse(), target)
+    term.guide.known[SAMPLES[3:]] = 0
+    batch = step(term, target)
+    bank = oracle.Bank(target.features.tolist(), target.probs.tolist())
+    bank.write(SAMPLES.tolist(), batch.features.tolist(), batch.probs.tolist())
+    expected = oracle.aad(bank, SAMPLES[:3].tolist(), 3, 0.25, [1.0] * 40)
+    assert float(term(batch).detach()) == pytest.approx(expected, rel=1e-6)
+    assert float(dispersion(batch.probs.detach(), torch.zeros(6), alone)) == 0
 
 
 def test_neighbours_in_pieces(monkeypatch):

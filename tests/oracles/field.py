@@ -50,6 +50,15 @@ def nrc(bank: Bank, samples: Sequence[int], k: int, further: int, weak: float, w
     return sum(losses) / len(losses)
 
 
+def aad(bank: Bank, samples: Sequence[int], k: int, alpha: float, weights: Sequence[float]) -> float:
+    losses = []
+    for i in samples:
+        pulled = sum(weights[j] * dot(bank.probs[i], bank.probs[j]) for j in bank.near(i, k))
+        pushed = sum(dot(bank.probs[i], bank.probs[m]) for m in samples if m != i)
+        losses.append(alpha * pushed - pulled)
+    return sum(losses) / len(losses)
+
+
 def vote_share(features: Rows, labels: Sequence[int], voters: int, votes: int, temperature: float) -> list[float]:
     """The share of the last vote that each sample's first label gets. Features have a 1 appended, as SHOT's."""
     rows = [unit([*row, 1.0]) for row in features]

@@ -18,6 +18,7 @@ from typing import Any
 from usfan.adaptation.certainty import Certainty
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.guidance import Split
+from usfan.adaptation.terms.aad import AttractDisperse
 from usfan.adaptation.terms.cowa import WeightedMixup
 from usfan.adaptation.terms.entropy import Entropy
 from usfan.adaptation.terms.information import InformationMaximization
@@ -203,6 +204,14 @@ METHODS.add(
         "predicted as the neighbours are, reciprocal ones first, and their neighbours; diverse",
         (Reciprocity(), DIVERSE),
         published="89.4/72.2/85.9",
+    )
+)
+METHODS.add(
+    Method(
+        "aad",
+        "predicted as the nearest neighbours are, and unlike the rest of the batch",
+        (AttractDisperse(),),
+        published="89.6/72.7/88.0",
     )
 )
 METHODS.add(
