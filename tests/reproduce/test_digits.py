@@ -107,7 +107,7 @@ def test_open_set_beats_source_only_by_fifteen_points(open_digits):
     """Both are split by the same rule. One image alone gets the flag that it gets in a batch."""
     source, uci = open_digits
     adapted, plain = (
-        usfan.adapt(source, uci, method, open_set=True, epochs=4, split="max-softmax")
+        usfan.adapt(source, uci, method, open_set=True, epochs=4, split="max-softmax", decision="max-softmax")
         for method in ("u-sfan", "source-only")
     )
     figures, before = (usfan.evaluate(model, uci, open_set=True) for model in (adapted, plain))
@@ -123,7 +123,7 @@ def test_open_set_beats_source_only_by_fifteen_points(open_digits):
 def test_the_decision_of_the_method_is_stored(open_digits):
     source, uci = open_digits
     adapted = usfan.adapt(source, uci.subset(range(0, 1797, 4)), "u-sfan", open_set=True, epochs=1)
-    assert adapted.unknown_rule.score == METHODS["u-sfan"].decision
+    assert adapted.unknown_rule.score == METHODS["u-sfan"].split.decision == "max-softmax"
 
 
 def test_partial_set_runs_on_digits(open_digits):

@@ -17,10 +17,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from usfan.compute.runtime import Runtime
 from usfan.config import WITHHELD
 from usfan.errors import ArtifactError, ConfigError, UsfanError
 from usfan.files import must_be_writable, write_json, write_tensors, write_text
-from usfan.compute.runtime import Runtime
 
 CHECKPOINTS = "checkpoint"
 Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
