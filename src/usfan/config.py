@@ -86,8 +86,9 @@ class TrainConfig(OptimiserConfig):
     """auto (weights of usfan[offline] where they fit, else none), none, offline, timm (download), or a weights file."""
     epochs: int = 50
     """Passes over the training part."""
-    tune: str = "all"
-    """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
+    tune: str = "auto"
+    """What moves: new (the layers after the backbone), norm (BatchNorm too), all, or auto: new if the backbone starts
+    from pretrained weights, else all."""
     seed: int = 0
     """Seeds the split, the initial weights, the order and the views."""
     label_smoothing: float = 0.1
@@ -120,7 +121,7 @@ class TrainConfig(OptimiserConfig):
         check_prior(self.prior)
         check_seed(self.seed)
         one_of("damping", self.damping, ("exact", "factored"))
-        one_of("tune", self.tune, TUNE)
+        one_of("tune", self.tune, (*TUNE, "auto"))
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
 
@@ -135,6 +136,9 @@ class AdaptConfig(OptimiserConfig):
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
     tune: str = "all"
     """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
+    witness: str = "auto"
+    """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
+    file. auto: the network that the source model started from."""
     epochs: int = 15
     """Passes over the target."""
     seed: int = 0

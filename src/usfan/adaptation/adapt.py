@@ -23,8 +23,10 @@ from usfan.adaptation.methods import Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
+from usfan.adaptation.witness import choose_witness
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
-from usfan.compute.accelerate.layers import accelerated
+from usfan.compute.accelerate.layers import accelerated, settle_layout
+from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Loop, Progress
 from usfan.compute.passes import (
     Feeder,
@@ -37,9 +39,11 @@ from usfan.compute.passes import (
 )
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.stage import Stage
+from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
-from usfan.errors import DataError
+from usfan.errors import ConfigError, DataError
+from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.validators import validate
@@ -59,7 +63,9 @@ def adapt(
 ) -> AdaptedModel:
     """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`, or
     settings of the method (`usfan methods NAME` lists them)."""
-    config, row = resolve({"method": method, **settings}, pretrained=source.pretrained, classes=len(source.classes))
+    witness = settings.pop("witness", None)
+    given = {"method": method, **settings, **({"witness": witness} if isinstance(witness, str) else {})}
+    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
@@ -67,7 +73,24 @@ def adapt(
         store = engine_store(as_images(data).without_labels(), source.spec, engine)
     if len(store) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
-    return Adaptation(source, store, config, row, engine, run, progress).run()
+    seen = witness if isinstance(witness, Tensor) else look(config.witness, source, store, row, engine)
+    return Adaptation(source, store, config, row, engine, run, progress, seen).run()
+
+
+def look(asked: str, source: SourceModel, store: PixelStore, method: Method, runtime: Runtime) -> Tensor | None:
+    """What the witness sees of the target, N × F, if the method needs one."""
+    if not any(term.needs_witness for term in method.terms):
+        return None
+    witness = choose_witness(asked, source)
+    if witness is None:
+        why = "--witness none" if asked == "none" else "no pretrained network is available for it"
+        raise ConfigError(f"{method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+")
+    log.info("witness: %s%s", witness.name, " (the model's own backbone)" if witness.own else "")
+    if isinstance(store, FeatureStore):
+        if not witness.own:
+            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
+        return store.pixels
+    return witness.features(store, runtime)
 
 
 @functools.cache
@@ -88,7 +111,9 @@ class Adaptation:
         runtime: Runtime,
         run: RunFolder | None = None,
         progress: Progress | None = None,
+        witness: Tensor | None = None,
     ) -> None:
+        self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
         self.epochs = config.epochs if method.terms else 0
@@ -111,6 +136,10 @@ class Adaptation:
         self.guard = Guard(
             enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
         )
+        self.classifier: Classifier = source.classifier
+        self.first: dict[str, Tensor] = {}
+        self.replay: Stepper | None = None
+        self.loop: Loop
         self.terms: list[Term] = []
         self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
@@ -119,27 +148,33 @@ class Adaptation:
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
-        classifier = prepare(
-            copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts
-        )
+        whole = prepare(copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts)
+        given = isinstance(self.store, FeatureStore)
+        frozen = given or (self.config.tune == "new" and not any(term.needs_pixels for term in self.method.terms))
+        if frozen and not given:
+            self.store = features_of(whole, self.store, self.source.spec, self.runtime)
+        classifier = on_features(whole) if frozen else whole
         with accelerated(classifier, self.runtime, self.steps):
             before = self.open(classifier)
             try:
                 outputs = self.train(before, self.resume())
                 kept = self.guard.finish()
                 if kept.epoch != self.guard.latest:
-                    classifier.load_state_dict(kept.state or self.source.classifier.state_dict())
+                    self.classifier.load_state_dict(kept.state or self.first)
                     outputs = self.outputs()
             finally:
                 self.loop.release()
                 if self.replay is not None:
                     self.replay.release()
+        settle_layout(whole, self.runtime)
+        self.classifier = whole
         return self.finished(kept, before, outputs, time.perf_counter() - started)
 
-    def open(self, classifier: Any) -> Outputs:
+    def open(self, classifier: Classifier) -> Outputs:
         """Everything that a run needs, made around the classifier; what the source model says of the target."""
         config, runtime = self.config, self.runtime
         self.classifier = classifier
+        self.first = {name: value.clone() for name, value in classifier.state_dict().items()}
         self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
         before = self.outputs()
         check_finite(before.logits, before.posterior_probs)
@@ -153,7 +188,8 @@ class Adaptation:
             config.seed,
             self.guide,
             before,
-            uncertainty=self.posterior,
+            self.witness,
+            self.posterior,
         )
         self.terms = [term.started(context) for term in self.method.terms]
         views = dataclasses.replace(self.source.spec, augment=config.augment or self.source.spec.augment)

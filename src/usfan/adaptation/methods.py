@@ -22,6 +22,7 @@ from usfan.adaptation.terms.information import InformationMaximization
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Term
+from usfan.adaptation.terms.witness import WitnessAttraction, WitnessLabels
 from usfan.config import convert
 from usfan.errors import ConfigError
 from usfan.field_docs import field_docs
@@ -143,6 +144,15 @@ METHODS.add(
         certainty=POSTERIOR,
         split=BY_POSTERIOR,
         published="88.8/71.9/82.7",
+    )
+)
+METHODS.add(
+    Method(
+        "u-sfan++",
+        "labels from a pretrained witness's clusters, named by the source posterior",
+        (WitnessAttraction(), WitnessLabels()),
+        certainty=POSTERIOR,
+        split=BY_POSTERIOR,
     )
 )
 

@@ -28,6 +28,8 @@ LARGE_PASS_BATCH = 256
 """About the size of a GPU's other passes: a compiled one, which sets up its own, and one that is not captured…"""
 LARGE_PASS = 16_384
 """…over so many images."""
+FEATURE_BATCH = 4_096
+"""Batch size of a pass over cached features."""
 SMALL_PICTURES = 64
 """Side of the pictures up to which pooling is most of a network's time."""
 TRY_KERNELS = False
@@ -48,8 +50,10 @@ class Feeder:
         return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
 
     def view(self, samples: Tensor, staged: Tensor | None = None, *, compiled: bool = False) -> Tensor:
-        if len(samples) == 0:  # fewer samples in the last batch than processes
+        if len(samples) == 0 and self.store.pixels.ndim == 4:  # fewer samples in the last batch than processes
             return torch.empty(0, self.spec.channels, self.spec.size, self.spec.size, device=self.device)
+        if self.store.pixels.ndim == 2:  # features of a frozen backbone
+            return self.store.pixels[samples] if staged is None else staged
         rows = samples if staged is None else torch.arange(len(samples), device=self.device)
         pixels = self.store.pixels if staged is None else staged
         if compiled and self.spec.augment == "crop-flip":
@@ -109,10 +113,11 @@ def forward(
     return features, classifier.head(features)
 
 
-def extract(classifier: Classifier, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Tensor:
+def extract(classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Tensor:
     """Features in float32."""
     if runtime.device.type == "cuda":
-        images = images.contiguous(memory_format=torch.channels_last) if classifier.channels_last else images
+        if classifier.channels_last and images.ndim == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
         torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
     with runtime.autocast():
         features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
@@ -191,14 +196,15 @@ def forward_store(
     compiled = compiled and batch_size is None and len(rows) >= PASS_BATCH
     if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
         batch_size = -(-len(rows) // max(1, round(len(rows) / LARGE_PASS_BATCH)))
-    if batch_size is None:
+    if batch_size is None and store.pixels.ndim == 2:
+        batch_size = min(FEATURE_BATCH, max(1, len(rows)))
+    elif batch_size is None:
         large = runtime.device.type == "cuda" and replay is None and len(rows) >= LARGE_PASS
         batch_size = LARGE_PASS_BATCH if large else PASS_BATCH
     weight, _ = classifier.head_tensors()
     features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
-    for start in range(0, len(rows), batch_size)[runtime.rank :: runtime.world]:
-        batch = rows[start : start + batch_size]
-        here = slice(start, start + len(batch))
+    for start, own in own_batches(len(rows), batch_size, runtime):
+        here, batch = slice(start, start + len(own)), rows[own]
         if runtime.device.type == "cuda":  # a size that is new costs seconds: the last batch is filled up
             batch = torch.cat([batch, batch[-1:].expand(batch_size - len(batch))])
         found = replay(batch) if replay else pass_batch(classifier, store, batch, spec, runtime, compiled=compiled)
@@ -209,6 +215,12 @@ def forward_store(
     if runtime.world > 1:  # each process filled its own rows
         features, logits = runtime.total(features), runtime.total(logits)
     return features, logits
+
+
+def own_batches(count: int, batch_size: int, runtime: Runtime) -> Iterator[tuple[int, Tensor]]:
+    """Start and positions of the batches that this process passes over."""
+    for start in range(0, count, batch_size)[runtime.rank :: runtime.world]:
+        yield start, torch.arange(start, min(start + batch_size, count), device=runtime.device)
 
 
 def replayed_pass(
@@ -227,7 +239,7 @@ def replayed_pass(
 
 
 def pass_batch(
-    classifier: Classifier,
+    classifier: Any,
     store: PixelStore,
     rows: Tensor,
     spec: InputSpec,
@@ -237,7 +249,9 @@ def pass_batch(
 ) -> Tensor:
     """Features of one batch of a pass; where memory runs out, in halves."""
     try:
-        if compiled and store.pixels.device.type == runtime.device.type:
+        if store.pixels.ndim == 2:  # features of a frozen backbone
+            images = store.batch(rows, runtime.device)
+        elif compiled and store.pixels.device.type == runtime.device.type:
             numbers = statistics(spec, runtime.device)
             images = compiled_centres()(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
         else:

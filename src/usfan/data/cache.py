@@ -53,6 +53,8 @@ class PixelStore:
     paths: list[str] | None = None
     skipped: list[Skipped] = field(default_factory=list)
     """The images that could not be read."""
+    key: str | None = None
+    """Names the images and how they were decoded, if they are kept in a cache folder."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -210,7 +212,7 @@ class _Build:
         self.data.unreadable.update(skipped)
         keep = torch.ones(len(self.data), dtype=torch.bool)
         keep[[position for position, _ in header.dropped]] = False
-        return self.store(pixels, keep.nonzero().flatten(), skipped)
+        return self.store(pixels, keep.nonzero().flatten(), skipped, header.key)
 
     def write(self, path: Path, key: str, alone: bool) -> None:
         needed = len(self.data) * self.form[0] * self.form[1] * self.form[2]
@@ -236,11 +238,11 @@ class _Build:
         lost = sorted(set(range(len(self.data))) - set(torch.cat(kept).tolist()))
         writer.finish(key, self.form, [(i, entry.reason) for i, entry in zip(lost, skipped, strict=True)])
 
-    def store(self, pixels: Tensor, kept: Tensor, skipped: list[Skipped]) -> PixelStore:
+    def store(self, pixels: Tensor, kept: Tensor, skipped: list[Skipped], key: str | None = None) -> PixelStore:
         data = self.data
         labels = None if data.labels is None else data.labels[kept]
         paths = None if data.paths is None else [data.paths[i] for i in kept.tolist()]
-        return PixelStore(pixels, kept, labels, data.classes, paths, skipped)
+        return PixelStore(pixels, kept, labels, data.classes, paths, skipped, key)
 
 
 def _room(count: int, form: tuple[int, int, int], device: torch.device, place: Place) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
-from usfan.compute.accelerate.layers import accelerated
+from usfan.compute.accelerate.layers import accelerated, settle_layout
+from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Batch, Loop, Progress
 from usfan.compute.passes import Feeder, engine_store, forward_store, prepare
 from usfan.compute.runtime import Runtime, permutation, seed_everything, start_runtime
@@ -60,9 +61,15 @@ def train_source(
     classifier = prepare(network, spec, engine, steps=True)
     store = engine_store(data, spec, engine)
     check_counts(store.labels, classes)
-    summary = Training(classifier, store, spec, config, engine, run, progress).run()
+    trained, seen = classifier, store
+    if config.tune == "new":
+        seen = store if isinstance(store, FeatureStore) else features_of(classifier, store, spec, engine)
+        trained = on_features(classifier)
+    summary = Training(trained, seen, spec, config, engine, run, progress).run()
+    if trained is not classifier:
+        settle_layout(classifier, engine)
     posterior = fit_posterior(
-        classifier, store, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
+        trained, seen, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
     )
     summary["prior_precision"] = posterior.prior_precision
     return SourceModel(classifier, posterior, classes, spec, architecture, summary)
@@ -72,8 +79,14 @@ def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
     """What was left open, decided from the network itself: whether it starts from pretrained weights, and what it
     brings along (its dropout)."""
     scale = 0.1 if backbone.weights is not None else 1.0
+    tune = config.tune
+    if tune == "auto":
+        tune = "all" if backbone.weights is None or not config.bottleneck else "new"
+        why = "random weights" if backbone.weights is None else f"pretrained weights ({backbone.weights['from']})"
+        log.info("%s starts from %s: tune %s", config.backbone, why, tune)
     return dataclasses.replace(
         config,
+        tune=tune,
         backbone_lr_scale=scale if config.backbone_lr_scale is None else config.backbone_lr_scale,
         dropout=backbone.dropout if config.dropout is None else config.dropout,
     )
@@ -167,6 +180,7 @@ class Training:
         return {
             "epochs": config.epochs,
             "seed": config.seed,
+            "tune": config.tune,
             "weight_decay": config.weight_decay,
             "validation_accuracy": self.best["accuracy"] if held else None,
             "best_epoch": self.best["epoch"] if held else config.epochs,
@@ -174,7 +188,7 @@ class Training:
         }
 
     def validation_is_due(self, epoch: int) -> bool:
-        every = max(1, self.config.epochs // VALIDATIONS)
+        every = 1 if self.store.pixels.ndim == 2 else max(1, self.config.epochs // VALIDATIONS)
         return (epoch + 1) % every == 0 or epoch + 1 == self.config.epochs
 
     def validate(self, epoch: int) -> float:

@@ -19,7 +19,7 @@ from usfan.models.classifier import Classifier, plain_layout
 @contextlib.contextmanager
 def accelerated(classifier: Classifier, runtime: Runtime, steps: int) -> Iterator[Classifier]:
     """Rewritten layers while it trains, as far as so many steps pay for them. Afterwards it has its own layers again,
-    is in test mode, and lies in memory on a CPU as it will when it is loaded again: the same bits come out of it."""
+    is in test mode, and lies in memory as a loaded model does, so that the same bits come out of it."""
     try:
         if classifier.channels_last and worth_capturing(runtime, steps):
             if worth_compiling(runtime, steps):
@@ -33,6 +33,11 @@ def accelerated(classifier: Classifier, runtime: Runtime, steps: int) -> Iterato
         plain_stems(classifier)
         plain_pointwise(classifier)
         plain_norms(classifier)
-        if runtime.device.type == "cpu":
-            plain_layout(classifier)
-        classifier.eval()
+        settle_layout(classifier, runtime)
+
+
+def settle_layout(classifier: Classifier, runtime: Runtime) -> None:
+    """Test mode, and on a CPU the layout in memory that a loaded model has."""
+    if runtime.device.type == "cpu":
+        plain_layout(classifier)
+    classifier.eval()

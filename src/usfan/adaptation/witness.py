@@ -1,0 +1,103 @@
+"""The witness: a frozen pretrained network that looks at the target once. It has not seen the source data, so it does
+not share the source model's mistakes.
+
+`auto` takes the network that the source model started from: its own features if the backbone has not moved since, the
+original weights if they can be found. If they cannot, it takes the best network of the extra usfan[offline]. A source
+model trained from scratch has no witness.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from usfan.artifacts.model import SourceModel
+from usfan.compute.features import BackboneAlone, features_of
+from usfan.compute.runtime import Runtime
+from usfan.data.cache import PixelStore
+from usfan.data.views import InputSpec
+from usfan.errors import ConfigError
+from usfan.models.backbones import OFFLINE_PACKAGES, create_backbone, offline_weights, weights_hash
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A frozen network and what it wants to see."""
+
+    name: str
+    module: nn.Module
+    spec: InputSpec
+    hash: str
+    own: bool = False
+    """Whether it is the source model's own backbone, which has not moved since it was pretrained."""
+
+    def features(self, store: PixelStore, runtime: Runtime) -> Tensor:
+        """N × F, of test views at the witness's own input size."""
+        network = BackboneAlone(self.module.to(runtime.device), channels_last=False)
+        return features_of(network, resized(store, self.spec), self.spec, runtime).pixels
+
+
+class ResizedStore(PixelStore):
+    """The same pixels at another size and number of channels, batch by batch."""
+
+    spec: InputSpec
+
+    def batch(self, index: Tensor, device: torch.device | str | None = None) -> Tensor:
+        pixels = super().batch(index, device)
+        side = self.spec.resize
+        if pixels.shape[-1] != side:
+            grown = torch.nn.functional.interpolate(pixels.float(), size=(side, side), mode="bilinear", antialias=True)
+            pixels = grown.round().clamp(0, 255).to(torch.uint8)
+        return pixels.expand(-1, self.spec.channels, -1, -1)
+
+
+def resized(store: PixelStore, spec: InputSpec) -> PixelStore:
+    if store.pixels.shape[-1] == spec.resize and store.pixels.shape[1] == spec.channels:
+        return store
+    made = ResizedStore(store.pixels, store.kept, key=store.key)
+    object.__setattr__(made, "spec", spec)
+    return made
+
+
+def choose_witness(asked: str, source: SourceModel) -> Witness | None:
+    """The witness by name (NAME, or NAME:WEIGHTS with offline, timm or a file), `auto` or `none`."""
+    if asked == "none":
+        return None
+    if asked != "auto":
+        name, _, weights = asked.partition(":")
+        found = load_witness(name, weights or "auto")
+        if found is None:
+            raise ConfigError(f"--witness {asked}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm")
+        return found
+    if not source.pretrained or source.spec.channels != 3:
+        return None
+    own = source.architecture.get("pretrained")
+    if own is not None:
+        hash_now = weights_hash(source.classifier.backbone)
+        if hash_now == own["hash"]:
+            return Witness(source.architecture["backbone"], source.classifier.backbone, source.spec, hash_now, own=True)
+        found = load_witness(source.architecture["backbone"], own["from"] if own["from"] != "file" else "offline")
+        if found is not None and found.hash == own["hash"]:
+            return found
+    return best_offline()
+
+
+def load_witness(name: str, weights: str) -> Witness | None:
+    if weights in ("auto", "offline") and offline_weights(name) is None:
+        return None
+    made = create_backbone(name, weights)
+    return None if made.weights is None else Witness(name, made.module, made.spec, made.weights["hash"])
+
+
+def best_offline(*, but: str | None = None) -> Witness | None:
+    """The largest network of the extra usfan[offline] that is installed, other than the weights `but`."""
+    for name in sorted(OFFLINE_PACKAGES, reverse=True):
+        found = load_witness(name, "offline")
+        if found is not None and found.hash != but:
+            return found
+    return None

@@ -1,0 +1,130 @@
+"""Features of a backbone that does not move: computed once per image, then kept as the pixels are.
+
+In memory (on the device if they fit there), else in a file that is mapped into memory. With a cache folder the file is
+kept, under a key of the images, the weights and the input: features of other weights or settings are never used.
+
+Shapes: N images, F features of the backbone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from usfan.compute.passes import PASS_BATCH, own_batches, pass_batch
+from usfan.compute.runtime import Runtime
+from usfan.data import cache_file
+from usfan.data.cache import PixelStore
+from usfan.data.memory import choose_place
+from usfan.data.views import InputSpec
+from usfan.models.backbones import weights_hash
+from usfan.models.classifier import Classifier
+from usfan.progress import bar
+
+MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class FeatureStore(PixelStore):
+    """Features in the place of pixels: `pixels` is float32 N×F, and a view of an image is its row."""
+
+    def batch(self, index: Tensor, device: torch.device | str | None = None) -> Tensor:
+        device = self.device if device is None else torch.device(device)
+        return self.pixels.index_select(0, index.to(self.device)).to(device, non_blocking=True)
+
+
+class BackboneAlone(nn.Module):
+    """Gives the backbone's features where a classifier gives those of its bottleneck."""
+
+    def __init__(self, backbone: nn.Module, *, channels_last: bool = True) -> None:
+        super().__init__()
+        self.backbone, self.channels_last = backbone, channels_last
+
+    def extract(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+
+def on_features(classifier: Classifier) -> Classifier:
+    """The layers after the backbone as a classifier of its features. They are the same layers: training one trains the
+    other."""
+    light = Classifier.__new__(Classifier)
+    nn.Module.__init__(light)
+    light.backbone, light.bottleneck, light.head = nn.Identity(), classifier.bottleneck, classifier.head
+    return light
+
+
+@torch.no_grad()
+def features_of(
+    network: Classifier | BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime
+) -> FeatureStore:
+    """Test views of every image through the network's backbone, in test mode."""
+    alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
+    width = int(pass_batch(alone, store, torch.zeros(1, dtype=torch.long), spec, runtime).shape[1])
+    if store.key is None or runtime.world > 1:
+        table = fill(alone, store, spec, runtime, width)
+    else:
+        table = from_file(alone, store, spec, runtime, width)
+    kept = {f.name: getattr(store, f.name) for f in dataclasses.fields(PixelStore)}
+    return FeatureStore(**{**kept, "pixels": table})
+
+
+def fill(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime, width: int) -> Tensor:
+    table = torch.zeros(len(store), width, device=runtime.device)
+    with bar("features", len(store)) as shown:
+        for start, rows in own_batches(len(store), PASS_BATCH, runtime):
+            table[start : start + len(rows)] = pass_batch(alone, store, rows, spec, runtime)[: len(rows)]
+            shown.advance(len(rows))
+    return runtime.total(table) if runtime.world > 1 else table
+
+
+def from_file(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime, width: int) -> Tensor:
+    """From the file that an earlier run kept, or through one."""
+    folder = Path(runtime.cache or os.environ.get("USFAN_CACHE") or "~/.cache/usfan").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    form = (1, width, 4)  # the bytes of float32 numbers
+    place = choose_place(4 * len(store) * width, runtime.device, MEMORY_SHARE)
+    name = [store.key, weights_hash(alone.backbone), dataclasses.astuple(spec), runtime.precision, runtime.device.type]
+    key = blake2b(json.dumps(name).encode(), digest_size=16).hexdigest()
+    path = folder / f"{key}.features"
+    with cache_file.locked(folder / f"{key}.lock") as held:
+        found = read(path, key, len(store), form, runtime, place)
+        if found is None:
+            if held:
+                cache_file.remove_parts(path)
+            with cache_file.replacing(path) as file, bar("features", len(store)) as shown:
+                writer = cache_file.Writer(file)
+                for part in parts(alone, store, spec, runtime):
+                    writer.append(part.cpu().contiguous().view(torch.uint8).view(len(part), *form))
+                    shown.advance(len(part))
+                writer.finish(key, form, [])
+            found = read(path, key, len(store), form, runtime, place)
+    return fill(alone, store, spec, runtime, width) if found is None else found
+
+
+def parts(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime) -> Iterator[Tensor]:
+    for start in range(0, len(store), cache_file.CHECKED):
+        rows = torch.arange(start, min(start + cache_file.CHECKED, len(store)), device=runtime.device)
+        yield pass_batch(alone, store, rows, spec, runtime)[: len(rows)]
+
+
+def read(path: Path, key: str, count: int, form: tuple[int, int, int], runtime: Runtime, place: str) -> Tensor | None:
+    try:
+        with open(path, "rb") as file:
+            header = cache_file.read_header(file, key, count, form)
+            if place == "disk":
+                content = cache_file.mapped(file, header)
+            else:
+                content = torch.empty((count, *form), dtype=torch.uint8)
+                cache_file.read_into(file, header, content)
+    except (FileNotFoundError, cache_file.BadCacheFile):
+        return None
+    table = content.view(count, form[1] * 4).view(torch.float32)
+    return table if place == "disk" else table.to(runtime.device)

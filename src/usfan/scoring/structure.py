@@ -1,0 +1,78 @@
+"""How well predictions explain the structure of the target, as a network sees it that the training did not use.
+
+    a = share of the five nearest neighbours that are predicted alike
+    c = Σ_k q_k²                                     the same by chance, for predicted shares q
+    κ = (a − c) / (1 − c)                            0: no better than chance; 1: neighbours always agree
+
+A model that calls everything one class agrees with itself perfectly, but c is 1 then, and κ is 0. Two models are
+compared on the same images: the interval of the difference comes from a bootstrap over images.
+
+Shapes: N images, K classes, k neighbours, R resamples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEIGHBOURS = 5
+RESAMPLES = 200
+MOST = 2_000
+"""Images that are looked at; more change the interval little, and cost time."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with a 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, draws: Tensor) -> Interval:
+        low, high = torch.quantile(draws.double(), torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+        return cls(value, low, high)
+
+    def to_dict(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def agreement(predicted: Tensor, neighbours: Tensor) -> Tensor:
+    """N: the share of each image's neighbours (N×k positions) that are predicted like it."""
+    return (predicted[neighbours] == predicted[:, None]).double().mean(dim=1)
+
+
+def kappa(predicted: Tensor, neighbours: Tensor, classes: int, weights: Tensor | None = None) -> Tensor:
+    """κ of N predicted classes; with weights R×N (counts of a bootstrap, each row summing to N) R values."""
+    own = agreement(predicted, neighbours)
+    hot = torch.nn.functional.one_hot(predicted.long(), classes).double()
+    if weights is None:
+        weights = torch.ones(1, len(predicted), dtype=torch.float64, device=predicted.device)
+    weights = weights.double() / weights.sum(dim=1, keepdim=True)
+    a, chance = weights @ own, (weights @ hot).square().sum(dim=1)
+    value = (a - chance) / (1 - chance).clamp_min(1e-12)
+    return torch.where(1 - chance < 1e-9, torch.zeros_like(value), value)
+
+
+def bootstrap_counts(count: int, resamples: int = RESAMPLES, seed: int = 2022) -> Tensor:
+    """R × N: how often each image is drawn in each resample."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(count, (resamples, count), generator=generator)
+    return torch.zeros(resamples, count).scatter_add_(1, drawn, torch.ones(resamples, count))
+
+
+def compare(before: Tensor, after: Tensor, neighbours: Tensor, classes: int) -> tuple[Interval, Interval, Interval]:
+    """κ of the source model, of the adapted model, and their difference, each with its interval."""
+    counts = bootstrap_counts(len(before)).to(neighbours.device)
+    values = [kappa(p, neighbours, classes) for p in (before, after)]
+    draws = [kappa(p, neighbours, classes, counts).cpu() for p in (before, after)]
+    first, last = (Interval.of(float(v), d) for v, d in zip(values, draws, strict=True))
+    return first, last, Interval.of(last.value - first.value, draws[1] - draws[0])
+
+
+def evenly_spaced(count: int, most: int = MOST) -> Tensor:
+    """Positions of at most `most` of `count` images, evenly spaced in their order."""
+    return torch.arange(min(count, most)) * count // min(count, most)

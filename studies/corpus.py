@@ -1,0 +1,406 @@
+"""A corpus of runs, good and bad, on the shifts of `studies.shifts`: what the guard, the ladder and the estimate of
+accuracy are chosen on (CHOOSE) and judged on (JUDGE).
+
+    python -m studies.corpus OUT --images PACKED --seconds 500
+
+Runs with a frozen backbone go to the CPU's cores, runs that move it to the GPU. For each run it keeps what the source
+model and the last iterate say of every image, never the images; true labels are kept to score rules afterwards. Files:
+OUT/{choose,judge}.npz and .jsonl. PACKED is a folder with images.bin and images.json, made by `studies.pack`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import queue
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from studies.image_shifts import SHIFTS
+from studies.shifts import CHOOSE
+
+import usfan
+from usfan.artifacts.model import SourceModel
+from usfan.compute.features import BackboneAlone, FeatureStore, features_of, on_features
+from usfan.compute.passes import forward_store
+from usfan.compute.runtime import start_runtime
+from usfan.config import RuntimeConfig
+from usfan.data.cache import PixelStore
+from usfan.models.backbones import create_backbone
+from usfan.scoring.neighbours import nearest_neighbours
+
+SEEDS = (2019, 2020, 2021)
+DRAWS = 8
+OFFICE = ("amazon", "dslr", "webcam")
+
+
+def decode(job: tuple[str, int, int, str | None]) -> np.ndarray:
+    file, start, length, shift = job
+    with open(file, "rb") as packed:
+        packed.seek(start)
+        image = Image.open(io.BytesIO(packed.read(length))).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC)
+    if shift is not None:
+        image = SHIFTS[shift](image, start)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+class Data:
+    """Pixels on the disk, by domain and shift."""
+
+    def __init__(self, packed: Path, folder: Path, processes: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.index = json.loads((packed / "images.json").read_text())
+        self.file, self.processes = str(packed / "images.bin"), processes
+
+    def labels(self, domain: str) -> tuple[torch.Tensor, tuple[str, ...]]:
+        names = [name for own, name, *_ in self.index if own == domain]
+        classes = tuple(sorted(set(names)))
+        return torch.tensor([classes.index(name) for name in names]), classes
+
+    def pixels(self, domain: str, shift: str | None = None) -> torch.Tensor:
+        path = self.folder / f"{domain.replace('/', '-')}-{shift}.npy"
+        if not path.is_file():
+            jobs = [(self.file, start, length, shift) for own, _, start, length in self.index if own == domain]
+            with ThreadPoolExecutor(self.processes) as pool:
+                np.save(path, np.stack(list(pool.map(decode, jobs))))
+        return torch.from_numpy(np.load(path))
+
+    def store(self, domain: str, shift: str | None = None) -> PixelStore:
+        labels, classes = self.labels(domain)
+        pixels = self.pixels(domain, shift)
+        return PixelStore(pixels, torch.arange(len(pixels)), labels, classes)
+
+
+def subset(store: Any, classes: int | None) -> Any:
+    """The images of the first classes only."""
+    if classes is None:
+        return store
+    import dataclasses
+
+    rows = (store.labels < classes).nonzero().flatten()
+    return dataclasses.replace(store, pixels=store.pixels[rows], kept=torch.arange(len(rows)), labels=store.labels[rows])
+
+
+def tasks() -> list[dict[str, Any]]:
+    """Every (kind of shift, source, target, image shift, classes in the target)."""
+    pairs = [(s, t) for s in OFFICE for t in OFFICE if s != t]
+    found = []
+    for kind, shift, classes in (
+        ("office31", None, None),
+        ("office31-10", None, 10),
+        ("office31-20", None, 20),
+        ("office31-blur", "blur", None),
+        ("office31-dark", "dark", None),
+        ("office31-lines", "lines", None),
+        ("office31-inverted", "inverted", None),
+        ("office31-posterised", "posterised", None),
+    ):
+        for s, t in pairs:
+            found.append({"kind": kind, "source": f"office31/{s}", "target": f"office31/{t}", "shift": shift, "classes": classes})
+    for kind, s, t in (("photo-cartoon", "photo", "cartoon"), ("cartoon-photo", "cartoon", "photo")):
+        found.append({"kind": kind, "source": f"pacs/{s}", "target": f"pacs/{t}", "shift": None, "classes": None})
+    return found
+
+
+class Kept:
+    """Arrays and rows of the runs, in two files, written now and then."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.arrays: dict[str, dict[str, np.ndarray]] = {"choose": {}, "judge": {}}
+        self.rows: dict[str, list[dict[str, Any]]] = {"choose": [], "judge": []}
+
+    def add(self, row: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        part = "choose" if row["kind"] in CHOOSE else "judge"
+        self.rows[part].append(row)
+        for name, value in arrays.items():
+            self.arrays[part].setdefault(name, value)
+
+    def write(self) -> None:
+        for part, rows in self.rows.items():
+            np.savez_compressed(self.out / f"{part}.npz", **self.arrays[part])
+            (self.out / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def describe(model: SourceModel, store: Any, runtime: Any, target: str, source: str) -> dict[str, np.ndarray]:
+    """What a source model says of a target, once for all runs between them."""
+    classifier = on_features(model.classifier) if isinstance(store, FeatureStore) else model.classifier
+    features, logits = forward_store(classifier, store, model.spec, runtime)
+    draws = model.posterior.draws(features, DRAWS)
+    predictive = model.posterior.predictive(features, 0.4, 128)
+    plain = model.posterior.predictive(features, 1.0, 128)
+    key = f"{source}|{target}"
+    return {
+        f"{key}|probs": logits.softmax(1).half().cpu().numpy(),
+        f"{key}|posterior": predictive.half().cpu().numpy(),
+        f"{key}|posterior1": plain.half().cpu().numpy(),
+        f"{key}|draws": draws.argmax(2).to(torch.int8).cpu().numpy(),
+        f"{key}|near-source": nearest_neighbours(features, 5)[0].to(torch.int16).cpu().numpy(),
+    }
+
+
+def one_run(model: SourceModel, store: Any, runtime: Any, settings: dict[str, Any], **extra: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    began = time.time()
+    adapted = usfan.adapt(model, store, runtime=runtime, guard=False, **settings, **extra)
+    assert adapted.passes is not None
+    labels = store.labels
+    before, after = adapted.passes.before, adapted.passes.after
+    right = [100 * float((o.logits.argmax(1).cpu() == labels).double().mean()) for o in (before, after)]
+    plain = model.posterior.predictive(after.features, 1.0, 128)
+    arrays = {
+        "after": after.logits.argmax(1).to(torch.int8).cpu().numpy(),
+        "confidence": after.probs.amax(1).half().cpu().numpy(),
+        "posterior": after.posterior_probs.amax(1).half().cpu().numpy(),
+        "posterior1": plain.amax(1).half().cpu().numpy(),
+    }
+    return {"before": right[0], "after": right[1], "seconds": round(time.time() - began, 2)}, arrays
+
+
+GOOD = [{"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")]
+BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [
+    {"method": "u-sfan", "preset": "paper"}
+]
+
+
+def frozen_worker(jobs: Any, results: Any, folder: str, weights: str) -> None:
+    torch.set_num_threads(1)
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    while True:
+        try:
+            job = jobs.get(timeout=2)
+        except queue.Empty:
+            return
+        if job is None:
+            return
+        try:
+            results.put(frozen_job(job, runtime, Path(folder), weights))
+        except Exception:
+            results.put(({"kind": job["kind"], "error": traceback.format_exc()[-800:]}, {}))
+
+
+def load_features(folder: Path, domain: str, shift: str | None, net: str) -> torch.Tensor:
+    return torch.from_numpy(np.load(folder / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"))
+
+
+def frozen_source(job: dict[str, Any], runtime: Any, folder: Path, weights: str) -> SourceModel:
+    path = folder / "sources" / f"frozen-{job['source'].replace('/', '-')}-{job['seed']}"
+    if not (path / "config.json").is_file():
+        labels, classes = job["source_labels"]
+        features = load_features(folder, job["source"], None, "lite0")
+        store = FeatureStore(features, torch.arange(len(features)), labels, classes)
+        model = usfan.train_source(
+            store, backbone="tf_efficientnet_lite0", pretrained=weights, epochs=40, seed=job["seed"], tune="new", runtime=runtime
+        )
+        model.save(path)
+    return SourceModel.load(path)
+
+
+def frozen_job(job: dict[str, Any], runtime: Any, folder: Path, weights: str) -> Any:
+    model = frozen_source(job, runtime, folder, weights)
+    if job.get("only_source"):
+        return None
+    features = load_features(folder, job["target"], job["shift"], "lite0")
+    labels, classes = job["target_labels"]
+    store = subset(FeatureStore(features, torch.arange(len(features)), labels, classes), job["classes"])
+    target = f"{job['target']}/{job['shift']}/{job['classes']}"
+    source = f"frozen/{job['source']}/{job['seed']}"
+    extra = {}
+    if job["settings"]["method"] == "u-sfan++":
+        extra["witness"] = store.pixels
+    figures, arrays = one_run(model, store, runtime, {**job["settings"], "tune": "new", "seed": job["seed"]}, **extra)
+    shared = describe(model, store, runtime, target, source)
+    name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
+    row = {"kind": job["kind"], "source": source, "target": target, "tune": "new", "seed": job["seed"], **job["settings"], **figures, "run": name}
+    shared |= {f"{name}|{k}": v for k, v in arrays.items()}
+    shared[f"{target}|labels"] = store.labels.to(torch.int8).numpy()
+    return row, shared
+
+
+def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: str) -> None:
+    torch.set_num_threads(2)
+    runtime = start_runtime(RuntimeConfig(device="auto", compile="graph"))
+    data = Data(Path(packed), Path(folder), 4)
+    stores: dict[Any, Any] = {}
+    while True:
+        try:
+            job = jobs.get(timeout=2)
+        except queue.Empty:
+            return
+        try:
+            key = (job["target"], job["shift"])
+            if key not in stores:
+                store = data.store(*key)
+                stores = {key: PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)}
+            store = subset(stores[key], job["classes"]) if job["classes"] is None else subset(data.store(*key), job["classes"])
+            if job["classes"] is not None:
+                store = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
+            path = Path(folder) / "sources" / f"{job['start']}-{job['source'].replace('/', '-')}-{job['seed']}"
+            model = SourceModel.load(path).to(runtime.device)
+            target = f"{job['target']}/{job['shift']}/{job['classes']}"
+            source = f"{job['start']}/{job['source']}/{job['seed']}"
+            extra = {}
+            if job["settings"]["method"] == "u-sfan++":
+                witness = load_features(Path(folder), job["target"], job["shift"], "lite0")
+                if job["classes"] is not None:
+                    witness = witness[data.labels(job["target"])[0] < job["classes"]]
+                extra["witness"] = witness.to(runtime.device)
+            figures, arrays = one_run(model, store, runtime, {**job["settings"], "seed": job["seed"]}, **extra)
+            shared = describe(model, store, runtime, target, source)
+            name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
+            row = {"kind": job["kind"], "source": source, "target": target, "seed": job["seed"], **job["settings"], **figures, "run": name}
+            shared |= {f"{name}|{k}": v for k, v in arrays.items()}
+            shared[f"{target}|labels"] = store.labels.to(torch.int8).cpu().numpy()
+            results.put((row, shared))
+        except Exception:
+            results.put(({"kind": job["kind"], "error": traceback.format_exc()[-1500:]}, {}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/corpus"))
+    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--gpu-workers", type=int, default=3)
+    parser.add_argument("--kinds", nargs="*")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
+    parser.add_argument("--tuned-epochs", type=int, default=20)
+    given = parser.parse_args()
+    began = time.time()
+    given.out.mkdir(parents=True, exist_ok=True)
+    cuda = torch.cuda.is_available()
+    context = multiprocessing.get_context("spawn")
+    data = Data(given.images, given.work, given.cores)
+    weights = str(given.images / "lite0.safetensors")
+    todo = [t for t in tasks() if given.kinds is None or t["kind"] in given.kinds]
+    runtime = start_runtime(RuntimeConfig(device="auto"))
+
+    wanted = {(t["target"], t["shift"]) for t in todo} | {(t["source"], None) for t in todo}
+    for domain, shift in sorted(wanted, key=str):
+        store = data.store(domain, shift)
+        for net in ("lite0", "lite2"):
+            path = given.work / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"
+            if not path.is_file():
+                from usfan.adaptation.witness import resized
+
+                made = create_backbone(f"tf_efficient{'net'}_{net}", str(given.images / f"{net}.safetensors"))
+                alone = BackboneAlone(made.module.to(runtime.device), channels_last=False)
+                moved = PixelStore(store.pixels.to(runtime.device), store.kept)
+                np.save(path, features_of(alone, resized(moved, made.spec), made.spec, runtime).pixels.cpu().numpy())
+    print(f"features {time.time() - began:.0f} s", flush=True)
+
+    kept = Kept(given.out)
+    for t in todo:  # neighbours in both networks' features, once per target
+        target = f"{t['target']}/{t['shift']}/{t['classes']}"
+        rows = slice(None) if t["classes"] is None else data.labels(t["target"])[0] < t["classes"]
+        near = {}
+        for net in ("lite0", "lite2"):
+            features = load_features(given.work, t["target"], t["shift"], net)[rows].to(runtime.device)
+            near[f"{target}|near-{net}"] = nearest_neighbours(features, 5)[0].to(torch.int16).cpu().numpy()
+        part = "choose" if t["kind"] in CHOOSE else "judge"
+        kept.arrays[part] |= near
+    print(f"neighbours {time.time() - began:.0f} s", flush=True)
+
+    jobs, results = context.Queue(), context.Queue()
+    labels = {d: data.labels(d) for d in {t["source"] for t in todo} | {t["target"] for t in todo}}
+    sources = sorted({t["source"] for t in todo})
+    first = [
+        {"kind": "-", "source": s, "seed": seed, "source_labels": labels[s], "only_source": True}
+        for s in sources
+        for seed in given.seeds
+    ]
+    runs = []
+    for seed in given.seeds:
+        for settings in GOOD + BAD:
+            for t in todo:
+                if settings["method"] in usfan.METHODS:
+                    runs.append({**t, "settings": settings, "seed": seed, "source_labels": labels[t["source"]], "target_labels": labels[t["target"]]})
+    for job in first:
+        jobs.put(job)
+    cores = max(1, given.cores - (2 * given.gpu_workers if cuda else 0))
+    pool = [context.Process(target=frozen_worker, args=(jobs, results, str(given.work), weights)) for _ in range(cores)]
+    for process in pool:
+        process.start()
+
+    if cuda:  # fine-tuned sources, while the cores train the frozen ones
+        for seed in given.seeds[:1]:
+            for s in sources:
+                path = given.work / "sources" / f"tuned-{s.replace('/', '-')}-{seed}"
+                store = data.store(s)
+                moved = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
+                model = usfan.train_source(
+                    moved, backbone="tf_efficientnet_lite0", pretrained=weights, epochs=given.tuned_epochs, seed=seed, tune="all",
+                    runtime=RuntimeConfig(compile="graph"),
+                )
+                model.save(path)
+        torch.cuda.empty_cache()
+        print(f"tuned sources {time.time() - began:.0f} s", flush=True)
+    for _ in first:
+        results.get(timeout=300)
+    print(f"sources {time.time() - began:.0f} s, {len(runs)} frozen runs", flush=True)
+    for job in runs:
+        jobs.put(job)
+    moving = []
+    if cuda:
+        ladder = [
+            {"start": "frozen", "settings": {"method": m, **move}}
+            for m in ("u-sfan++", "shot")
+            for move in ({"tune": "norm"}, {"tune": "all", "backbone_lr_scale": 0.01}, {"tune": "all", "backbone_lr_scale": 0.1})
+        ]
+        tuned = [{"start": "tuned", "settings": {"method": m, "tune": "all"}} for m in ("shot-im", "u-sfan", "shot", "u-sfan++")]
+        tuned += [{"start": "tuned", "settings": {"method": m, "tune": "all", "lr": 0.1}} for m in ("shot-im", "u-sfan")]
+        seed = given.seeds[0]
+        order = ("photo-cartoon", "cartoon-photo", "office31", "office31-10", "office31-lines", "office31-inverted")
+        some = sorted((t for t in todo if t["kind"] in order or t["kind"] in ("office31-dark", "office31-20")), key=lambda t: t["target"] == "office31/amazon")
+        for way in ladder + tuned:
+            if way["settings"]["method"] in usfan.METHODS:
+                moving += [{**t, **way, "seed": seed} for t in some]
+        moving.sort(key=lambda job: (order.index(job["kind"]) if job["kind"] in order else 9))
+    moves = context.Queue()
+    for job in moving:
+        moves.put(job)
+    gpu = [
+        context.Process(target=moving_worker, args=(moves, results, str(given.work), str(given.images), weights))
+        for _ in range(given.gpu_workers if cuda else 0)
+    ]
+    for process in gpu:
+        process.start()
+    left, written, failures = len(runs) + len(moving), time.time(), 0
+    while left and time.time() - began < given.seconds:
+        try:
+            found = results.get(timeout=5)
+        except queue.Empty:
+            continue
+        left -= 1
+        if found is None:
+            continue
+        row, arrays = found
+        if "error" in row:
+            failures += 1
+            if failures < 4:
+                print(row["error"], flush=True)
+            continue
+        kept.add(row, arrays)
+        if time.time() - written > 60:
+            kept.write()
+            written = time.time()
+            print(f"{time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])} runs, {left} left", flush=True)
+    kept.write()
+    print(f"done {time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])}, {failures} failed, {left} left", flush=True)
+    for process in (*pool, *gpu):
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()
