@@ -79,7 +79,7 @@ def adapt(
 
 def look(asked: str, source: SourceModel, store: PixelStore, method: Method, runtime: Runtime) -> Tensor | None:
     """What the witness sees of the target, N × F, if the method needs one."""
-    if not any(term.needs_witness for term in method.terms):
+    if not method.needs_witness:
         return None
     witness = choose_witness(asked, source)
     if witness is None:

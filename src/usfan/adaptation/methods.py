@@ -50,6 +50,10 @@ class Method:
         return bool(self.terms) or self.settles
 
     @property
+    def needs_witness(self) -> bool:
+        return any(term.needs_witness for term in self.terms)
+
+    @property
     def parts(self) -> tuple[Any, ...]:
         return (self.certainty, self.split, *self.terms)
 
