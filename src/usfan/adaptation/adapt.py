@@ -225,6 +225,8 @@ class Adaptation:
             term.refresh(outputs)
             term.begin_epoch(epoch)
         self.pending = self.loop.train_epoch(epoch)
+        for term in self.terms:
+            term.end_epoch(epoch, self.classifier)
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
