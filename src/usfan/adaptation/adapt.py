@@ -85,7 +85,7 @@ def adapt(
 
 def look(asked: str, source: SourceModel, store: PixelStore, method: Method, runtime: Runtime) -> Tensor | None:
     """What the witness sees of the target, N × F, if the method needs one."""
-    if not any(term.needs_witness for term in method.all_terms):
+    if not method.needs_witness:
         return None
     witness = choose_witness(asked, source)
     if witness is None:
@@ -255,6 +255,8 @@ class Adaptation:
             self.pending = self.loop.train_epoch(own)
         else:
             self.loop.settle(SETTLED)
+        for term in self.terms:
+            term.end_epoch(own, self.classifier)
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""

@@ -78,6 +78,10 @@ class Method:
         return tuple(term for stage in self.stages for term in stage.terms)
 
     @property
+    def needs_witness(self) -> bool:
+        return any(term.needs_witness for term in self.all_terms)
+
+    @property
     def parts(self) -> tuple[Any, ...]:
         return (self.certainty, self.split, *self.all_terms)
 

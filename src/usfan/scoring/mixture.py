@@ -179,7 +179,7 @@ def fit_mixture(
     count, dimensions = points.shape
     columns = log_names.shape[1] + outlier
     second = sum(part.double().T @ part.double() for part in points.split(CHUNK))
-    spread = float(second.trace()) / (count * dimensions)
+    spread = max(float(second.trace()) / (count * dimensions), 1e-12)  # 0 if all images are the same
     eye = torch.eye(dimensions, dtype=torch.float64, device=points.device)
     background = None
     if outlier:
