@@ -142,7 +142,10 @@ class Adaptation:
             separates=bool(separation),
         )
         self.guard = Guard(
-            enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
+            enabled=config.guard,
+            partial=config.setting == "partial",
+            neighbourly=config.setting != "open",
+            names=source.classes,
         )
         self.classifier: Classifier = source.classifier
         self.first: dict[str, Tensor] = {}
@@ -295,6 +298,8 @@ class Adaptation:
         figures: dict[str, Any] = {"epoch": epoch, **self.pending, "weight_mean": float(self.guide.weights.mean())}
         figures["validators"] = validators
         self.records.append(figures)
+        if epoch > 0:
+            self.loop.tell(epoch, figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", **figures)
