@@ -74,7 +74,7 @@ class SourceModel(ModelHubMixin):
         )
 
     def predict(self, images: Any, batch_size: int = 64) -> Prediction:
-        """Images as a tensor or array (one or many), a path, a folder, or an `ImageData`."""
+        """Images as a tensor or array (one or many), a Pillow image, paths, a folder, or whatever `ImageData` takes."""
         parts = [self.to_prediction(outputs) for _, outputs in self.predict_batches(images, batch_size)]
         names = ("probs", "label", "entropy", "weight", "unknown")
         return Prediction(**{n: torch.cat([getattr(p, n) for p in parts]) for n in names}, classes=self.classes)
@@ -167,12 +167,11 @@ def as_images(images: Any, channels: int = 3) -> Any:
         return images
     if isinstance(images, Image.Image):
         images = [images]
-    if (
-        isinstance(images, (str, Path))
-        and Path(images).is_file()
-        and Path(images).suffix.lower() not in (".txt", ".lst", ".list")
-    ):
-        return ImageData([str(images)])
-    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] == channels)):
+    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and is_one_image(images, channels))):
         images = images[None]
     return ImageData(images)
+
+
+def is_one_image(array: Any, channels: int) -> bool:
+    """Whether three axes are those of one image, C×H×W or H×W×3, and not N×H×W."""
+    return array.shape[0] == channels or (array.shape[-1] == 3 and array.shape[1] != 3)
