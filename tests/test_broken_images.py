@@ -53,8 +53,11 @@ def test_broken_images_are_named_counted_and_left_out(command, model, broken, tm
     assert "skipped 3 unreadable files of 26 images" in said
     if command == "predict":
         with open(out, newline="", encoding="utf-8") as file:
-            paths = [row["path"] for row in csv.DictReader(file)]
-        assert (len(paths), {str(broken / name) for name in BROKEN} & set(paths)) == (23, set())
+            rows = list(csv.DictReader(file))
+        lost = {row["path"]: row["error"] for row in rows if not row["label"]}
+        assert (len(rows), set(lost)) == (26, {str(broken / name) for name in BROKEN})
+        assert lost[str(broken / "class-1/003.jpg")] == "truncated"
+        assert [row["path"] for row in rows] == sorted(row["path"] for row in rows)
         return
     metrics = json.loads((out / "metrics.json").read_text())
     if command in ("posterior", "evaluate"):
