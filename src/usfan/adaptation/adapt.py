@@ -263,6 +263,8 @@ class Adaptation:
         figures: dict[str, Any] = {"epoch": epoch, **self.pending, "weight_mean": float(self.guide.weights.mean())}
         figures["validators"] = validators
         self.records.append(figures)
+        if epoch > 0:
+            self.loop.tell(epoch, figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", **figures)

@@ -28,7 +28,7 @@ from usfan.compute.stepper import Stepper
 from usfan.models.classifier import Classifier
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures)."""
+"""Called with (steps done, steps in all, figures). At the end of an epoch the figures hold `epoch` and `epochs`."""
 
 
 @dataclass
@@ -108,6 +108,12 @@ class Loop:
         means = [] if sums is None else (sums / max(1, self.batches)).tolist()
         noted = dict(zip(self.names, means, strict=True))
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
+
+    def tell(self, epoch: int, figures: dict[str, Any]) -> None:
+        """Say that `epoch` epochs are done, and what the last one gave."""
+        if self.progress is not None:
+            shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
+            self.progress(epoch * self.batches, self.steps, {**shown, "epoch": epoch, "epochs": self.stage.epochs})
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""

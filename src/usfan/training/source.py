@@ -201,6 +201,7 @@ class Training:
         return accuracy
 
     def record(self, epoch: int, figures: dict[str, float]) -> None:
+        self.loop.tell(epoch + 1, figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", epoch=epoch + 1, **figures)
