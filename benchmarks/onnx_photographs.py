@@ -57,8 +57,9 @@ def fitted_model(data, backbone: str = "tf_efficientnet_lite0", steps: int = 300
 
     torch.manual_seed(0)
     options = {"bottleneck": 0, "dropout": 0.0, "head_bias": True, "head_norm": False}
-    network, features, spec = create_backbone(backbone, "auto")
-    classifier = Classifier(network, features, len(data.classes), **options).eval()
+    network = create_backbone(backbone, "auto")
+    spec = network.spec
+    classifier = Classifier(network.module, network.features, len(data.classes), **options).eval()
     runtime = start_runtime()
     store = engine_store(data, spec, runtime)
     seen, _ = forward_store(classifier, store, spec, runtime)

@@ -29,7 +29,11 @@ def write_report(runs: list[Path], out: Path) -> Path:
     """Write the report of these run folders to `out`; returns it."""
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: --out names the HTML file to write")
-    found = read_runs([Path(run) for run in runs])
+    return write_page(read_runs([Path(run) for run in runs]), out)
+
+
+def write_page(found: list[Run], out: Path) -> Path:
+    """The page of runs that were read."""
     for run in found:
         fill_figures(run)
     compared = comparison(found) if len(found) > 1 else None
