@@ -182,9 +182,8 @@ def epoch_note(figures: dict[str, float]) -> str:
     """`epoch 3 of 50, loss 0.412, validation accuracy 91.2 %`."""
     of = f" of {figures['epochs']}" if "epochs" in figures else ""
     parts = [f"epoch {figures['epoch']}{of}"]
-    for name in ("loss", "weight_mean"):
-        if name in figures:
-            parts.append(f"{'mean weight' if name == 'weight_mean' else name} {figures[name]:.3g}")
+    if "loss" in figures:
+        parts.append(f"loss {figures['loss']:.3g}")
     if figures.get("validation_accuracy") is not None:
         parts.append(f"validation accuracy {figures['validation_accuracy']:.1f} %")
     return ", ".join(parts)
