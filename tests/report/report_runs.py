@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from usfan.config import AdaptConfig
+from usfan.adaptation.settings import recorded_settings, resolve
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
 from usfan.files import write_json, write_tensors
 from usfan.runs.folder import RunFolder
@@ -67,7 +66,8 @@ def write_adapt_run(
 ) -> Path:
     """A finished run of `adapt`: every file that the report reads."""
     names = classes or class_names(K)
-    config = AdaptConfig(epochs=EPOCHS, seed=seed, open_set=open_set, **settings)
+    given = {"epochs": EPOCHS, "seed": seed, "open_set": open_set, **settings}
+    config, method = resolve(given, pretrained=True, classes=K)
     true, before_map, before_logits = clusters(N, K, 2.6, 0.45, seed)
     _, after_map, after_logits = clusters(N, K, 1.1, 0.08, seed + 1)
     tables = {"probs_before": before_logits.softmax(1), "probs_after": after_logits.softmax(1)}
@@ -83,7 +83,7 @@ def write_adapt_run(
         tensors["unknown"] = entropy["after"] > entropy["after"].quantile(0.8)
     if labels:
         tensors["labels"] = true
-    recorded = {"source": "runs/amazon", "data": "office31/webcam", **dataclasses.asdict(config)}
+    recorded = {"source": "runs/amazon", "data": "office31/webcam", **recorded_settings(config, method)}
     with RunFolder(path, recorded, command="adapt") as run:
         epochs = log_epochs(run, tables)
         run.log("kept", epoch=4, of=EPOCHS, reason=f"kept epoch 4 of {EPOCHS}")
