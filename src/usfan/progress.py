@@ -108,7 +108,7 @@ class _Lines:
             self.write(sentence(self.label, done, total, rate, unit, note))
 
     def write(self, line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
 
     def close(self) -> None:
         pass
@@ -211,6 +211,11 @@ def for_api(progress: Any, label: str, batch_size: int) -> Iterator[StepProgress
         raise ConfigError(
             f"progress must be True, False or a function of (done, total, figures); got {type(progress).__name__}"
         )
+
+
+def say(line: str) -> None:
+    """A line for the user, as it is: on standard error, unless silence was asked for."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_metrics(metrics: dict[str, Any], title: str) -> None:

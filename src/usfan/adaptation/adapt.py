@@ -134,7 +134,10 @@ class Adaptation:
             separates=bool(separation),
         )
         self.guard = Guard(
-            enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
+            enabled=config.guard,
+            partial=config.setting == "partial",
+            neighbourly=config.setting != "open",
+            names=source.classes,
         )
         self.classifier: Classifier = source.classifier
         self.first: dict[str, Tensor] = {}

@@ -24,6 +24,7 @@ from usfan.errors import ArtifactError, UsfanError
 from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone, timm_model
 from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
+from usfan.models.hub import hub_or_cache
 from usfan.posterior.kronecker import KroneckerPosterior
 
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
@@ -114,7 +115,8 @@ def find_folder(folder: str | Path, **download: Any) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
+        with hub_or_cache():
+            return Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
