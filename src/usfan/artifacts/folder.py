@@ -195,7 +195,8 @@ def wrap_given(config: ModelConfig, path: Path, module: nn.Module | None) -> Wra
     name, head, spec = config.architecture["module"], config.architecture["head"], config.spec
     if module is None:
         raise ArtifactError(
-            f"{path}: holds the tensors of your own module {name!r}: give it again, load(folder, module=…)"
+            f"{path}: holds the tensors of your own module {name!r}: give it again, load(folder, module=…), or "
+            "on the command line --module MODULE:FUNCTION"
         )
     example = torch.zeros(2, spec.channels, spec.size, spec.size)
     try:

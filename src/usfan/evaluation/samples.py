@@ -35,7 +35,9 @@ def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor |
     if data.labels is None:
         return None
     assert model.passes is not None
-    return data.match_classes(model.classes, open_set=open_set).labels[model.passes.kept]
+    if data.classes != tuple(model.classes):  # else they were matched before
+        data = data.match_classes(model.classes, open_set=open_set)
+    return data.labels[model.passes.kept]
 
 
 def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool = False) -> None:
