@@ -11,27 +11,26 @@ OUT/{choose,judge}.npz and .jsonl. PACKED is a folder with images.bin and images
 from __future__ import annotations
 
 import argparse
-import io
+import functools
 import json
 import multiprocessing
 import os
 import queue
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from studies.image_shifts import SHIFTS
+from studies.image_shifts import decode
 from studies.shifts import CHOOSE
 
 import usfan
 from usfan.artifacts.model import SourceModel
 from usfan.compute.features import BackboneAlone, FeatureStore, features_of, on_features
-from usfan.compute.passes import forward_store
+from usfan.compute.passes import engine_store, forward_store
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.cache import PixelStore
@@ -43,16 +42,6 @@ DRAWS = 8
 OFFICE = ("amazon", "dslr", "webcam")
 
 
-def decode(job: tuple[str, int, int, str | None]) -> np.ndarray:
-    file, start, length, shift = job
-    with open(file, "rb") as packed:
-        packed.seek(start)
-        image = Image.open(io.BytesIO(packed.read(length))).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC)
-    if shift is not None:
-        image = SHIFTS[shift](image, start)
-    return np.asarray(image).transpose(2, 0, 1)
-
-
 class Data:
     """Pixels on the disk, by domain and shift."""
 
@@ -61,6 +50,10 @@ class Data:
         folder.mkdir(parents=True, exist_ok=True)
         self.index = json.loads((packed / "images.json").read_text())
         self.file, self.processes = str(packed / "images.bin"), processes
+
+    @functools.cached_property
+    def pool(self) -> Any:
+        return multiprocessing.get_context("spawn").Pool(self.processes)
 
     def labels(self, domain: str) -> tuple[torch.Tensor, tuple[str, ...]]:
         names = [name for own, name, *_ in self.index if own == domain]
@@ -71,8 +64,7 @@ class Data:
         path = self.folder / f"{domain.replace('/', '-')}-{shift}.npy"
         if not path.is_file():
             jobs = [(self.file, start, length, shift) for own, _, start, length in self.index if own == domain]
-            with ThreadPoolExecutor(self.processes) as pool:
-                np.save(path, np.stack(list(pool.map(decode, jobs))))
+            np.save(path, np.stack(self.pool.map(decode, jobs, chunksize=32)))
         return torch.from_numpy(np.load(path))
 
     def store(self, domain: str, shift: str | None = None) -> PixelStore:
@@ -157,7 +149,7 @@ def one_run(
     model: SourceModel, store: Any, runtime: Any, settings: dict[str, Any], **extra: Any
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     began = time.time()
-    adapted = usfan.adapt(model, store, runtime=runtime, guard=False, **settings, **extra)
+    adapted = usfan.adapt(model, store, runtime=runtime, guard=False, progress=False, **settings, **extra)
     assert adapted.passes is not None
     labels = store.labels
     before, after = adapted.passes.before, adapted.passes.after
@@ -184,10 +176,7 @@ def frozen_worker(jobs: Any, results: Any, folder: str, weights: str) -> None:
     torch.set_num_threads(1)
     runtime = start_runtime(RuntimeConfig(device="cpu"))
     while True:
-        try:
-            job = jobs.get(timeout=2)
-        except queue.Empty:
-            return
+        job = jobs.get()
         if job is None:
             return
         try:
@@ -214,12 +203,53 @@ def frozen_source(job: dict[str, Any], runtime: Any, folder: Path, weights: str)
             seed=job["seed"],
             tune="new",
             runtime=runtime,
+            progress=False,
         )
         model.save(path)
     return SourceModel.load(path)
 
 
+def digits_job(job: dict[str, Any], runtime: Any, folder: Path) -> Any:
+    sets = digits(Path(job["file"]))
+    path = folder / "sources" / f"scratch-{job['source']}-{job['seed']}"
+    if not (path / "config.json").is_file():
+        images, labels = sets[job["source"]]
+        data = usfan.ImageData(images, labels=labels, classes=[str(i) for i in range(10)])
+        usfan.train_source(
+            data, backbone="digits-cnn", epochs=8, seed=job["seed"], runtime=runtime, progress=False
+        ).save(path)
+    model = SourceModel.load(path)
+    images, labels = sets[job["target"]]
+    if job["classes"] is not None:
+        images, labels = images[labels < job["classes"]], labels[labels < job["classes"]]
+    store = engine_store(usfan.ImageData(images), model.spec, runtime)
+    store = PixelStore(store.pixels, store.kept, torch.from_numpy(labels).long(), None)
+    target, source = f"{job['target']}/None/{job['classes']}", f"scratch/{job['source']}/{job['seed']}"
+    figures, arrays = one_run(model, store, runtime, {**job["settings"], "seed": job["seed"]})
+    shared = describe(model, store, runtime, target, source)
+    name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
+    row = {"kind": job["kind"], "source": source, "target": target, "tune": "all", "seed": job["seed"]}
+    row |= {**job["settings"], **figures, "run": name}
+    shared |= {f"{name}|{k}": v for k, v in arrays.items()}
+    shared[f"{target}|labels"] = store.labels.to(torch.int8).numpy()
+    return row, shared
+
+
+def digits(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    from sklearn.datasets import load_digits
+
+    found, uci = np.load(file), load_digits()
+    side = lambda images, size: np.stack([np.asarray(Image.fromarray(i).resize((size, size))) for i in images])  # noqa: E731
+    return {
+        "mnist": (found["mx"], found["my"].astype(np.int64)),
+        "usps": (side(found["ux"], 28), found["uy"].astype(np.int64)),
+        "uci": (side((uci.images * 255 / 16).astype(np.uint8), 28), uci.target.astype(np.int64)),
+    }
+
+
 def frozen_job(job: dict[str, Any], runtime: Any, folder: Path, weights: str) -> Any:
+    if "file" in job:
+        return digits_job(job, runtime, folder)
     model = frozen_source(job, runtime, folder, weights)
     if job.get("only_source"):
         return None
@@ -255,10 +285,7 @@ def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: st
     data = Data(Path(packed), Path(folder), 4)
     stores: dict[Any, Any] = {}
     while True:
-        try:
-            job = jobs.get(timeout=2)
-        except queue.Empty:
-            return
+        job = jobs.get()
         try:
             key = (job["target"], job["shift"])
             if key not in stores:
@@ -391,6 +418,7 @@ def main() -> None:
                     seed=seed,
                     tune="all",
                     runtime=RuntimeConfig(compile="graph"),
+                    progress=False,
                 )
                 model.save(path)
         torch.cuda.empty_cache()
@@ -398,36 +426,51 @@ def main() -> None:
     for _ in first:
         results.get(timeout=300)
     print(f"sources {time.time() - began:.0f} s, {len(runs)} frozen runs", flush=True)
+    file = given.images / "digits" / "digits.npz"
+    pairs = (("mnist", "uci"), ("uci", "mnist"), ("mnist", "usps"), ("usps", "mnist"))
+    if given.kinds is None and file.is_file():
+        for a, b in pairs:
+            for classes in (None, 6):
+                for settings in (
+                    {"method": "shot-im"},
+                    {"method": "u-sfan"},
+                    {"method": "shot"},
+                    {"method": "u-sfan+"},
+                    {"method": "shot", "lr": 0.1},
+                    {"method": "u-sfan", "preset": "paper"},
+                ):
+                    made = {"kind": f"{a}-{b}", "source": a, "target": b, "classes": classes, "shift": None}
+                    runs.insert(0, {**made, "settings": settings, "seed": given.seeds[0], "file": str(file)})
     for job in runs:
         jobs.put(job)
     moving = []
     if cuda:
         ladder = [
-            {"start": "frozen", "settings": {"method": m, **move}}
-            for m in ("u-sfan++", "shot")
-            for move in (
-                {"tune": "norm"},
-                {"tune": "all", "backbone_lr_scale": 0.01},
-                {"tune": "all", "backbone_lr_scale": 0.1},
-            )
+            {"start": "frozen", "settings": {"method": "u-sfan++", **move}}
+            for move in ({"tune": "norm"}, {"tune": "all", "backbone_lr_scale": 0.01})
         ]
         tuned = [
-            {"start": "tuned", "settings": {"method": m, "tune": "all"}}
-            for m in ("shot-im", "u-sfan", "shot", "u-sfan++")
-        ]
-        tuned += [
-            {"start": "tuned", "settings": {"method": m, "tune": "all", "lr": 0.1}} for m in ("shot-im", "u-sfan")
+            {"start": "tuned", "settings": {"method": m, "tune": "all", **more}}
+            for m, more in (("u-sfan++", {}), ("shot", {}), ("u-sfan", {"lr": 0.1}), ("shot-im", {}))
         ]
         seed = given.seeds[0]
-        order = ("photo-cartoon", "cartoon-photo", "office31", "office31-10", "office31-lines", "office31-inverted")
-        some = sorted(
-            (t for t in todo if t["kind"] in order or t["kind"] in ("office31-dark", "office31-20")),
-            key=lambda t: t["target"] == "office31/amazon",
+        hard = {("amazon", "webcam"), ("webcam", "amazon"), ("dslr", "webcam")}
+        short = lambda t: (t["source"].split("/")[1], t["target"].split("/")[1])  # noqa: E731
+        order = (
+            "office31-dark",
+            "office31-lines",
+            "office31-blur",
+            "office31-inverted",
+            "office31-posterised",
+            "office31",
         )
-        for way in ladder + tuned:
-            if way["settings"]["method"] in usfan.METHODS:
-                moving += [{**t, **way, "seed": seed} for t in some]
-        moving.sort(key=lambda job: order.index(job["kind"]) if job["kind"] in order else 9)
+        some = [t for t in todo if t["kind"] in order and short(t) in hard]
+        for way in ladder:
+            moving += [{**t, **way, "seed": seed} for t in some]
+        moving.sort(key=lambda job: order.index(job["kind"]))
+        rest = [t for t in todo if t["kind"] in ("office31", "office31-10", "office31-20")]
+        for way in tuned:
+            moving += [{**t, **way, "seed": seed} for t in rest]
     moves = context.Queue()
     for job in moving:
         moves.put(job)

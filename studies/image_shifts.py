@@ -5,6 +5,7 @@ CHOOSE: rules may be chosen on these. JUDGE: looked at once, after the rule is f
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import numpy as np
@@ -47,3 +48,14 @@ def posterised(image: Image.Image, seed: int = 0) -> Image.Image:
 CHOOSE: dict[str, Callable[..., Image.Image]] = {"blur": blur, "dark": dark}
 JUDGE: dict[str, Callable[..., Image.Image]] = {"lines": lines, "inverted": inverted, "posterised": posterised}
 SHIFTS = {**CHOOSE, **JUDGE}
+
+
+def decode(job: tuple[str, int, int, str | None]) -> np.ndarray:
+    """One packed image as 3×256×256, under a shift."""
+    file, start, length, shift = job
+    with open(file, "rb") as packed:
+        packed.seek(start)
+        image = Image.open(io.BytesIO(packed.read(length))).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC)
+    if shift is not None:
+        image = SHIFTS[shift](image, start)
+    return np.asarray(image).transpose(2, 0, 1)

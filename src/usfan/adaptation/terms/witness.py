@@ -42,7 +42,7 @@ class WitnessLabels(Term):
     witness_dimensions: int = 64
     """Principal directions of the witness's features that the mixture sees."""
 
-    shares: str = "blend"
+    shares: str = "uniform"
     """study"""
 
     def start(self, context: Context) -> None:
