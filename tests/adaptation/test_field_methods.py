@@ -174,17 +174,23 @@ def stopped_after(steps: int):
 
 
 def test_two_stages_are_one_run(source, target):
-    few, calls = target.subset(range(96)), []
-    model = usfan.adapt(
-        source, few, "shot++", guard=False, epochs=2, batch_size=32, progress=lambda *call: calls.append(call[:2])
-    )
+    few, steps, epochs = target.subset(range(96)), [], []
+
+    def progress(done, total, figures):
+        if "epoch" in figures:
+            epochs.append((done, figures["epoch"], figures["epochs"]))
+        else:
+            steps.append((done, total))
+
+    model = usfan.adapt(source, few, "shot++", guard=False, epochs=2, batch_size=32, progress=progress)
     assert model.history["epochs"] == 4
     records = model.history["records"]
     assert [record["epoch"] for record in records] == [0, 1, 2, 3, 4]
     assert ["loss_rotation" in record for record in records] == [False, True, True, False, False]
     assert ["loss_labelled" in record for record in records] == [False, False, False, True, True]
     assert records[1]["lr"] == pytest.approx(records[3]["lr"])  # each stage has a schedule of its own
-    assert calls == [(done, 12) for done in range(1, 13)]
+    assert steps == [(done, 12) for done in range(1, 13)]
+    assert epochs == [(3, 1, 4), (6, 2, 4), (9, 3, 4), (12, 4, 4)]
     assert len(model.passes.path) == 5  # every epoch was judged
 
 

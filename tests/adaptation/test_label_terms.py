@@ -208,7 +208,8 @@ def test_cowa_by_hand(certain):
     term, batch = running(WeightedMixup(certain=certain), target), step(target)
     labels, scores = jmds(target.features, target.probs)
     if certain:
-        scores = scores * certainty_weights(target.posterior_probs)
+        weights = certainty_weights(target.posterior_probs)
+        scores = scores * weights / weights.mean()
     ring = sorted(SAMPLES.tolist(), key=lambda i: int(term.keys[i]))
     views, losses = pictures(40), []
     for place, one in enumerate(ring):

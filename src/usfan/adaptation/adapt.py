@@ -219,14 +219,18 @@ class Adaptation:
         self.terms = [term.started(context) for term in terms]
         views = dataclasses.replace(self.source.spec, augment=self.config.augment or self.source.spec.augment)
         feeder = Feeder(self.store, views, self.config.seed, self.runtime)
-        done = sum(self.steps_of(stage) for _, stage in self.stages[:number])
-        progress = None if self.progress is None else from_step(self.progress, done, self.steps)
+        before = (sum(self.steps_of(stage) for _, stage in self.stages[:number]), self.begins(number))
+        progress = None if self.progress is None else of_run(self.progress, before, (self.steps, self.epochs))
         self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, progress=progress)
 
     def stage_at(self, epoch: int) -> tuple[int, int]:
         """The number of the stage that trains after so many epochs, and its own epoch."""
         number = next((n for n, end in enumerate(self.ends) if epoch < end), 0)
-        return number, epoch - (self.ends[number] - self.stages[number][1].epochs)
+        return number, epoch - self.begins(number)
+
+    def begins(self, number: int) -> int:
+        """The epoch after which a stage begins."""
+        return self.ends[number] - self.stages[number][1].epochs
 
     def steps_of(self, stage: Stage) -> int:
         return count_batches(len(self.store), stage.batch_size) * stage.epochs
@@ -299,7 +303,7 @@ class Adaptation:
         figures["validators"] = validators
         self.records.append(figures)
         if epoch > 0:
-            self.loop.tell(epoch, figures)
+            self.loop.tell(epoch - self.begins(self.number), figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", **figures)
@@ -366,9 +370,15 @@ class Adaptation:
         )
 
 
-def from_step(progress: Progress, first: int, total: int) -> Progress:
-    """The progress of a stage as that of the run, in which it begins after `first` steps."""
-    return lambda done, _, figures: progress(first + done, total, figures)
+def of_run(progress: Progress, before: tuple[int, int], total: tuple[int, int]) -> Progress:
+    """The progress of a stage as that of the run: (steps, epochs) before it, and in all."""
+
+    def shown(done: int, _: int, figures: dict[str, float]) -> None:
+        if "epoch" in figures:
+            figures = {**figures, "epoch": before[1] + figures["epoch"], "epochs": total[1]}
+        progress(before[0] + done, total[0], figures)
+
+    return shown
 
 
 def stage_of(config: AdaptConfig, method: Method, stage: Later) -> Stage:

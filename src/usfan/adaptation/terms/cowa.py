@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from usfan.adaptation.certainty import divide_by_mean
 from usfan.adaptation.terms.mixup import Mixup
 from usfan.adaptation.terms.term import Context
 from usfan.compute.loop import Batch
@@ -35,7 +36,7 @@ class WeightedMixup(Mixup):
     """Cross-entropy on mixup, weighted by JMDS."""
 
     certain: bool = False
-    """Multiply JMDS by the certainty of the posterior predictive."""
+    """Multiply JMDS by the certainty of the posterior predictive (mean 1 over the target)."""
 
     def start(self, context: Context) -> None:
         super().start(context)
@@ -45,7 +46,7 @@ class WeightedMixup(Mixup):
     def refresh(self, outputs: Outputs) -> None:
         labels, scores = jmds(outputs.features, outputs.probs, self.guide.known)
         if self.certain:
-            scores = scores * certainty_weights(outputs.posterior_probs)
+            scores = scores * divide_by_mean(certainty_weights(outputs.posterior_probs), self.guide.known)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
         self.scores.copy_(scores * self.guide.known)
 
