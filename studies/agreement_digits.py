@@ -22,7 +22,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from studies.cells import adapt_variant  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
+from studies.terms import GaussianLabels, SquaredCertainty  # noqa: E402
+from studies.variants import Variant  # noqa: E402
 
 import usfan  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
@@ -31,6 +34,8 @@ from usfan.reproduce.digits import DIGITS, load_mnist5k, load_uci  # noqa: E402
 
 LABELS_AT_ONCE = {"pseudo_label_warmup": 0}
 LENET = {"backbone": "lenet", "dropout": 0.5, "backbone_lr_scale": 1.0}
+PARTS = {"u-sfan power 2": (SquaredCertainty,), "u-sfan+ gaussian": (GaussianLabels,)}
+"""Cases that are no settings of the library."""
 CASES: dict[str, tuple[str, dict]] = {
     "shot-im": ("shot-im", {}),
     "shot-im-entropy": ("shot-im-entropy", {}),
@@ -39,11 +44,11 @@ CASES: dict[str, tuple[str, dict]] = {
     "u-sfan annealed": ("u-sfan", {"anneal": True}),
     "u-sfan mean 1": ("u-sfan", {"balance": False}),
     "u-sfan memory": ("u-sfan", {"diversity_memory": 0.9}),
-    "u-sfan power 2": ("u-sfan", {"weight_power": 2.0}),
+    "u-sfan power 2": ("u-sfan", {}),
     "u-sfan literal": ("u-sfan", {"preset": "paper"}),
     "u-sfan+": ("u-sfan+", LABELS_AT_ONCE),
     "u-sfan+ annealed": ("u-sfan+", {"anneal": True, **LABELS_AT_ONCE}),
-    "u-sfan+ gaussian": ("u-sfan+", {"pseudo_label_source": "gaussian", **LABELS_AT_ONCE}),
+    "u-sfan+ gaussian": ("u-sfan+", LABELS_AT_ONCE),
     "u-sfan+ late labels": ("u-sfan+", {"pseudo_label_warmup": 2}),
     "u-sfan+ labels after 1": ("u-sfan+", {"pseudo_label_warmup": 1}),
     "u-sfan+ labels after 4": ("u-sfan+", {"pseudo_label_warmup": 4}),
@@ -91,8 +96,9 @@ def main() -> None:
             source = usfan.train_source(data, epochs=options.epochs, seed=seed, **settings_of_source)
             for case in options.cases:
                 method, settings = CASES[case]
-                given = {"epochs": options.epochs, "seed": seed, "guard": False, **target_views, **settings}
-                model = usfan.adapt(source, target, method, **given)
+                given = {"epochs": options.epochs, "seed": seed, "guard": False, **target_views}
+                variant = Variant(case, method, case, settings, PARTS.get(case, ()))
+                model = adapt_variant(variant, source, target, **given)
                 found = predicted_classes(model)
                 predicted[case].append(found)
                 right = 100 * float((found == target.labels).double().mean())

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from studies.loops import FullPosterior
+from studies.full_posterior import FullPosterior
 from studies.paths import path_of
+from studies.terms import AveragedWeights
 from studies.variants import Variant
+from torch import Tensor
 
-from usfan.adaptation.settings import resolve_defaults
-from usfan.artifacts.model import SourceModel
+from usfan.adaptation.adapt import adapt
+from usfan.adaptation.methods import METHODS, Method
+from usfan.adaptation.settings import own_settings
+from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
-from usfan.config import AdaptConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.scoring.objectives import diversity, sample_entropy
 
 RECIPE = {"guard": False, "balance": False, "anneal": False, "diversity_memory": 0.0, "pseudo_label_warmup": 0}
 """Under the variant's own settings: the last iterate, and none of the defaults that the search is about."""
+
+
+@contextlib.contextmanager
+def added(row: Method) -> Iterator[str]:
+    """The row stands in the table for as long as it runs; a variant may have the name of its method."""
+    before = METHODS.get(row.name)
+    METHODS[row.name] = row
+    try:
+        yield row.name
+    finally:
+        del METHODS[row.name]
+        if before is not None:
+            METHODS[row.name] = before
+
+
+def adapt_variant(
+    variant: Variant, model: SourceModel, data: Any, row: Method | None = None, **given: Any
+) -> AdaptedModel:
+    """A run of the variant; settings that its method does not have are left out."""
+    runtime = {"runtime": given.pop("runtime")} if "runtime" in given else {}
+    with added(row or variant.row()) as name:
+        return adapt(model, data, name, **runtime, **own_settings(name, {**given, **variant.settings}))
 
 
 def run_variant(
@@ -35,20 +62,28 @@ def run_variant(
 
     `source_store` is for the variant that fits another posterior, which is stage 1's work.
     """
-    began = time.time()
-    given = {"method": variant.method, **RECIPE, **settings, **variant.settings}
-    config = resolve_defaults(make_config(AdaptConfig, given), model)
-    run = variant.loop(model, dataclasses.replace(store, labels=None, classes=None), config, runtime)
+    began, row, labels = time.time(), variant.row(), store.labels
+    assert labels is not None
     if variant.full:
         assert source_store is not None
         found = forward_store(model.classifier, source_store, model.spec, runtime)
-        run.posterior = FullPosterior.fit(*found, model.posterior)
-    path = path_of(run.run(), store.labels)
-    row = {"variant": variant.name, "accuracy": path["accuracy"][-1], "seconds": round(time.time() - began, 1)}
-    for outputs in getattr(run, "averaged", []):
-        right = outputs.logits.argmax(dim=1) == store.labels.to(outputs.logits.device)
-        row["averaged"] = round(100 * float(right.double().mean()), 2)
-        row["averaged_information"] = -float(
-            diversity(outputs.probs.mean(dim=0)) + sample_entropy(outputs.probs).mean()
-        )
-    return {**row, "path": path}
+        model = dataclasses.replace(model, posterior=FullPosterior.fit(*found, model.posterior))
+    adapted = adapt_variant(variant, model, store, row, runtime=runtime, **RECIPE, **settings)
+    path = path_of(adapted, labels)
+    result = {"variant": variant.name, "accuracy": path["accuracy"][-1], "seconds": round(time.time() - began, 1)}
+    for term in row.terms:
+        if isinstance(term, AveragedWeights):
+            result |= judged(term.mean, adapted, store, labels, runtime)
+    return {**result, "path": path}
+
+
+def judged(
+    mean: dict[str, Tensor], model: AdaptedModel, store: PixelStore, labels: Tensor, runtime: Runtime
+) -> dict[str, float]:
+    """What the averaged weights give, beside the last iterate."""
+    model.classifier.load_state_dict({**model.classifier.state_dict(), **mean})
+    _, logits = forward_store(model.classifier, store, model.spec, runtime)
+    probs = logits.softmax(dim=1)
+    right = (logits.argmax(dim=1) == labels.to(logits.device)).double().mean()
+    information = -float(diversity(probs.mean(dim=0)) + sample_entropy(probs).mean())
+    return {"averaged": round(100 * float(right), 2), "averaged_information": information}

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from usfan.scoring.neighbours import nearest_neighbours
 from usfan.reproduce.toy import model as toy
 from usfan.reproduce.toy.adapt import VARIANTS, StackedPosterior, adapt_stack
 from usfan.reproduce.toy.experiment import train_sources
 from usfan.reproduce.toy.model import SHIFTS, StackedMLP, make_domains
+from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.validators import validate
 
 LOOKS = 10

@@ -14,9 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from studies.labels import nearest_gaussian  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 
-from usfan.adaptation.centroids import nearest_centroid, nearest_gaussian  # noqa: E402
+from usfan.adaptation.centroids import nearest_centroid  # noqa: E402
 from usfan.artifacts.model import SourceModel  # noqa: E402
 from usfan.compute.passes import forward_store  # noqa: E402
 from usfan.compute.runtime import start_runtime  # noqa: E402

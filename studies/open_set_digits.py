@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
-import usfan
-from usfan.evaluation.evaluate import score_outputs
-from usfan.reproduce.digits import load_mnist5k, load_uci
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from studies.cells import adapt_variant  # noqa: E402
+from studies.variants import Variant  # noqa: E402
+
+import usfan  # noqa: E402
+from usfan.adaptation.methods import METHODS  # noqa: E402
+from usfan.adaptation.terms.separation import Separation  # noqa: E402
+from usfan.evaluation.evaluate import score_outputs  # noqa: E402
+from usfan.reproduce.digits import load_mnist5k, load_uci  # noqa: E402
 
 
 def main() -> None:
@@ -31,9 +40,10 @@ def main() -> None:
         for method, separation in [("source-only", 0.0)] + [
             (m, s) for s in (0.0, 1.0) for m in ("shot-im", "u-sfan", "u-sfan+")
         ]:
-            model = usfan.adapt(
-                source, uci, method, open_set=True, epochs=options.epochs, seed=seed, separation=separation
-            )
+            more = () if METHODS[method].has(Separation) or not separation else (Separation,)
+            variant = Variant(f"{method} {separation}", method, "", {"separation": separation}, more=more)
+            given = {"setting": "open", "epochs": options.epochs, "seed": seed}
+            model = adapt_variant(variant, source, uci, **given)
             found = score_outputs(model.passes.after, labels, model, open_set=True)
             row = {"method": method, "separation": separation, "seed": seed, "kept": model.history["kept_epoch"]}
             row |= {k: found[k] for k in ("hos", "os", "os_star", "unknown_accuracy", "auroc_unknown")}

@@ -48,8 +48,10 @@ def test_links_and_pictures_exist(page):
 
 def test_modules_named_in_the_method_page_exist():
     text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:adaptation|posterior|reproduce|data|models)/[\w.]+\.(?:py|json))", text):
-        assert (ROOT / "src" / "usfan" / name).is_file(), name
+    named = re.findall(r"`((?:[a-z]+/)+[\w.]+\.(?:py|json))", text)
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / "src" / "usfan" / name.removeprefix("src/usfan/")).is_file(), name
 
 
 def test_commands_in_the_readme_parse():

@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 
+from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
 from usfan.posterior.kronecker import KroneckerPosterior
+
+
+def witness_for(method: str, pixels: torch.Tensor) -> dict[str, Any]:
+    """Settings that a method needs: the pixels themselves stand for what a witness sees."""
+    return {"witness": pixels.flatten(1).float()} if METHODS[method].needs_witness else {}
 
 
 def tiny_model(backbone: str = "digits-cnn", *, seed: int = 0, **options: Any) -> SourceModel:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("closed", "open", "partial")
-TUNE = ("new", "norm", "all")
+TUNE = ("affine", "new", "norm", "all")
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 CHOICES = {
@@ -154,7 +154,8 @@ class AdaptConfig(OptimiserConfig):
     setting: str = "closed"
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
     tune: str = "all"
-    """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
+    """What moves: affine (scales and shifts of BatchNorms only), new (the layers after the backbone), norm (BatchNorm
+    too) or all."""
     witness: str = "auto"
     """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
     file. auto: the network that the source model started from."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import usfan
 from lookalikes import picture
+from tiny_models import witness_for
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import AdaptedModel, SourceModel
@@ -28,6 +29,11 @@ def squares(images: int = 12, domain: int = 3, classes: int = 3) -> usfan.ImageD
     labels = np.tile(np.arange(classes), images)
     pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
     return usfan.ImageData(pixels, labels=labels, classes=CLASSES[:classes], name="squares")
+
+
+def witness_of(method: str, data: usfan.ImageData) -> dict[str, Tensor]:
+    """Settings that the method needs: the pixels themselves stand for what a witness sees."""
+    return witness_for(method, torch.stack([data.load(i, 1)[0] for i in range(len(data))]))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from spying import CLASSES, Seen, spied_method, squares
+from spying import CLASSES, Seen, spied_method, squares, witness_of
 
 import usfan
 from usfan.adaptation.adapt import Adaptation
@@ -36,7 +36,8 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize("method", usfan.METHODS)
 def test_same_seed_same_bits(source, method):
-    runs = [usfan.adapt(source, squares(), method, seed=5, guard=False, **TINY) for _ in range(2)]
+    given = {"seed": 5, "guard": False, **TINY, **witness_of(method, squares())}
+    runs = [usfan.adapt(source, squares(), method, **given) for _ in range(2)]
     assert same(*runs)
     assert torch.equal(runs[0].passes.after.probs, runs[1].passes.after.probs)
 
@@ -252,7 +253,8 @@ def test_a_resumed_run_is_the_same_run(source, tmp_path, method, given, last):
             raise Stopped
 
     def begin(progress=None):
-        settings = {"epochs": 4, "batch_size": 9, **({"pseudo_label_warmup": 2} if "+" in method else {})}
+        settings = {"epochs": 4, "batch_size": 9, **witness_of(method, squares())}
+        settings |= {"pseudo_label_warmup": 2} if method == "u-sfan+" else {}
         with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
             return usfan.adapt(source, squares(), method, run=run, progress=progress, **settings, **given)
 

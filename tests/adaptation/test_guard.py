@@ -213,7 +213,7 @@ def test_neighbours_torn_apart_are_not_kept(source, monkeypatch, open_set) -> No
         return dataclasses.replace(found, logits=9 * logits, probs=(9 * logits).softmax(1))
 
     monkeypatch.setattr(Adaptation, "outputs", torn)
-    monkeypatch.setattr(Adaptation, "train_epoch", lambda self, epoch: None)
+    monkeypatch.setattr(Adaptation, "train_epoch", lambda self, *given: None)
     model = usfan.adapt(source, squares(range(4), 30, domain=1), open_set=open_set, separation=0.0, **TINY)
     before, *_, last = (record["validators"] for record in model.history["records"])
     assert last["information_maximization"] > before["information_maximization"]

@@ -75,3 +75,13 @@ def test_class_lists_are_checked():
 def test_many_names_are_cut():
     assert some(["a", "b", "c", "d"]) == "a, b, c, …"
     assert some(["a\n"]) == "'a\\n'"
+
+
+def test_matched_labels_stay_as_they_are():
+    """`usfan adapt` matches the target's labels before the run, and its figures ask for the same again."""
+    data = ImageData(np.zeros((4, 8, 8), dtype=np.uint8), labels=["pen", "mug", "lamp", "mug"])
+    once = data.match_classes(["mug", "pen"], open_set=True)
+    assert once.labels.tolist() == [1, 0, 2, 0]
+    assert once.match_classes(["mug", "pen"], open_set=True).labels.tolist() == [1, 0, 2, 0]
+    with pytest.raises(DataError, match="1 class the model does not know"):
+        once.match_classes(["mug", "pen"])

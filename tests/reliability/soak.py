@@ -18,7 +18,7 @@ import measuring
 from faults import finish, start
 
 from small_runs import class_folder, train_tiny
-from tiny_models import tiny_model
+from tiny_models import tiny_model, witness_for
 
 WARM = 0.1
 """The share at the start in which caches may still fill."""
@@ -33,14 +33,17 @@ def adapt_often(count: int) -> dict[str, Any]:
     import usfan
     from usfan.adaptation.methods import METHODS
 
+    methods = list(METHODS)
+
     torch.set_num_threads(1)
     source = tiny_model()
     images = torch.randint(256, (24, 1, 28, 28), dtype=torch.uint8)
     memory, handles, threads = [], [], []
     began = time.perf_counter()
     for number in range(count):
-        method = list(METHODS)[number % len(METHODS)]
-        adapted = usfan.adapt(source, images, method, epochs=1, batch_size=8, seed=number, open_set=number % 4 == 3)
+        method = methods[number % len(methods)]
+        given = {"epochs": 1, "batch_size": 8, "seed": number, "open_set": number % 4 == 3}
+        adapted = usfan.adapt(source, images, method, **given, **witness_for(method, images))
         assert bool(adapted.predict(images[:2]).probs.isfinite().all())
         del adapted
         gc.collect()

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import usfan
-from tiny_models import tiny_model
+from tiny_models import tiny_model, witness_for
 from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
 from usfan.config import RuntimeConfig
@@ -53,7 +53,8 @@ def test_awkward_targets(target, precision):
     images, source = TARGETS[target](), tiny_model()
     for method in METHODS:
         runtime = RuntimeConfig(device="cpu", precision=precision)
-        adapted = usfan.adapt(source, images, method, epochs=2, batch_size=8, runtime=runtime)
+        given = witness_for(method, images)
+        adapted = usfan.adapt(source, images, method, epochs=2, batch_size=8, runtime=runtime, **given)
         prediction = adapted.predict(images)
         for name in ("probs", "entropy", "weight"):
             assert bool(getattr(prediction, name).isfinite().all()), (method, name)

@@ -67,14 +67,18 @@ class Certainty:
         """N weights from a pass over the target, after a share `done` of the epochs."""
         if self.weights == "none":
             return torch.ones_like(known)
-        if self.weights == "point":
-            raw = certainty_weights((outputs.logits / self.temperature).softmax(dim=1))
-        else:
-            raw = certainty_weights(outputs.posterior_probs)
-        raw = raw.pow(2 * (1 - done) if self.anneal else 1)
+        raw = self.raw(outputs).pow(2 * (1 - done) if self.anneal else 1)
         if self.balance:
             return divide_by_class_mean(raw, outputs.logits.argmax(dim=1), outputs.logits.shape[1], known)
         return divide_by_mean(raw, known) if self.normalise_weights else raw
+
+    def raw(self, outputs: Outputs) -> Tensor:
+        """N weights in [1/K, 1], before they are scaled."""
+        if self.weights == "none":
+            return torch.ones_like(outputs.logits[:, 0])
+        if self.weights == "point":
+            return certainty_weights((outputs.logits / self.temperature).softmax(dim=1))
+        return certainty_weights(outputs.posterior_probs)
 
     @torch.no_grad()
     def of_batch(self, features: Tensor, logits: Tensor, uncertainty: Uncertainty, samples: int) -> Tensor:

@@ -131,13 +131,15 @@ class Loop:
         return forward(self.classifier, images, self.runtime)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """One epoch of forward passes in training mode: BatchNorm takes the statistics of these images, except in a
-        backbone that is frozen."""
+    def settle(self, batches: int = 1) -> None:
+        """Forward passes in training mode, whole epochs of `batches` or more: BatchNorm takes the statistics of these
+        images, except in a backbone that is frozen."""
         seed_everything(self.stage.seed, 0, part=self.runtime.rank)
         set_mode(self.classifier, "new" if self.stage.tune == "new" else "norm")
-        for rows, _ in epoch_batches(len(self.rows), self.stage.batch_size, self.stage.seed, 0, self.runtime):
-            self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
+        for epoch in range(-(-batches // max(1, self.batches))):
+            self.feeder.epoch.fill_(epoch)
+            for rows, _ in epoch_batches(len(self.rows), self.stage.batch_size, self.stage.seed, epoch, self.runtime):
+                self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint needs to go on: the network and the momentum."""

@@ -51,6 +51,17 @@ class Runtime:
         torch.distributed.all_reduce(values)
         return values
 
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, one process after another; no gradient passes."""
+        if self.world == 1:
+            return rows
+        counts = torch.zeros(self.world, dtype=torch.long, device=self.device)
+        counts[self.rank] = len(rows)
+        ends = self.total(counts).cumsum(0).tolist()
+        whole = rows.new_zeros(ends[-1], *rows.shape[1:])
+        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
+        return self.total(whole)
+
     def agree(self, number: int) -> bool:
         """Whether all processes hold the same number."""
         value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)

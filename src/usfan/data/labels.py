@@ -114,23 +114,24 @@ def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Ten
     lies in folders of which none is named as a class.
 
     Images of other classes get the label K = len(classes) with `open_set`, and are refused without. Only classes that
-    have images count.
+    have images count. Labels that were matched already stay as they are.
     """
     K = len(classes)
     place = {canonical(name): i for i, name in enumerate(classes)}
     folded = {name.casefold(): name for name in classes}
-    present = [own.classes[i].casefold() for i in own.labels.unique().tolist()]
+    names = [*own.classes, "unknown"]  # matched before with `open_set`: the label after the last class
+    present = [names[i].casefold() for i in own.labels.unique().tolist()]
     by_name = own.named and not (own.guessed and folded.keys().isdisjoint(present))
     if by_name:
         target = [place.get(canonical(name), K) for name in own.classes]
     else:
         target = [min(i, K) for i in range(len(own.classes))]
-    labels = torch.tensor(target, dtype=torch.long)[own.labels]
+    labels = torch.tensor([*target, K], dtype=torch.long)[own.labels]
     if by_name and own.guessed and bool((labels != own.labels.clamp(max=K)).any()):
         log.warning("%s numbers its classes otherwise than the model: the names of its folders count", what)
     if own.guessed and not by_name:
         log.warning("%s lies in folders that are not named as the model's classes: its numbers count", what)
-    unknown = [own.classes[i] for i in own.labels[labels == K].unique().tolist()]
+    unknown = [names[i] for i in own.labels[labels == K].unique().tolist()]
     if unknown and not open_set:
         hint = "check the folder names" if by_name else f"check the labels (the model knows 0 to {K - 1})"
         meant = [f"{name} for {folded[name.casefold()]}" for name in unknown if name.casefold() in folded]

@@ -49,9 +49,15 @@ def take_seeds(settings: dict[str, Any], default: Any) -> Any:
 
 
 def take_methods(settings: dict[str, Any]) -> tuple[str, ...]:
-    methods = settings.pop("methods", tuple(METHODS))
+    methods = settings.pop("methods", usual_methods())
     each_once("method", methods)
     return tuple(find_method(str(name)).name for name in methods)
+
+
+def usual_methods() -> tuple[str, ...]:
+    """What a study runs if it is not told: every method, but for those that need a witness, which not every source
+    model has."""
+    return tuple(name for name, row in METHODS.items() if not row.needs_witness)
 
 
 def each_once(what: str, values: Sequence[Any]) -> None:

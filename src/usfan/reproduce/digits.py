@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from usfan.adaptation.adapt import adapt
-from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import Runtime
@@ -32,6 +31,7 @@ from usfan.evaluation.evaluate import score_outputs
 from usfan.evaluation.samples import adaptation_metrics, save_samples
 from usfan.files import write_json, write_text
 from usfan.progress import bar, step_progress
+from usfan.reproduce.choices import usual_methods
 from usfan.training.source import train_source
 
 DIGITS = tuple("0123456789")
@@ -65,7 +65,7 @@ def load_uci() -> ImageData:
 
 
 def run_demo(
-    out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False, methods: Sequence[str] = tuple(METHODS)
+    out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False, methods: Sequence[str] = usual_methods()
 ) -> dict[str, Any]:
     """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`. The
     report is that of U-SFAN, or of the last method."""

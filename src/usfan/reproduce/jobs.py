@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usfan.errors import UsfanError
@@ -46,7 +45,7 @@ def run_jobs(study: Suite, show: Show) -> None:
 def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[Exception], lock: threading.Lock) -> None:
     """One child: give it groups until none is left, and show what it answers."""
     with subprocess.Popen(
-        [sys.executable, "-m", "usfan.reproduce.jobs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "usfan.reproduce.job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         try:
             tell(child, description(study))
@@ -83,33 +82,3 @@ def hear(child: subprocess.Popen) -> dict[str, Any]:
     if not line:
         raise ValueError(f"exit code {child.wait()}")
     return json.loads(line)
-
-
-def main() -> None:
-    """The child."""
-    from usfan.compute.runtime import start_runtime
-    from usfan.config import RuntimeConfig
-    from usfan.reproduce.suite import Suite
-
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else prints does not get between the lines
-
-    def answer(**what: Any) -> None:
-        answers.write(json.dumps(what) + "\n")
-        answers.flush()
-
-    told = json.loads(sys.stdin.readline())
-    try:
-        runtime = start_runtime(RuntimeConfig(**told["runtime"]))
-        study = Suite.open(told["name"], told["given"], Path(told["out"]), runtime)
-        for line in sys.stdin:
-            group = json.loads(line)
-            study.run_group(group["seed"], group["source"], lambda row, fresh: answer(row=row, fresh=fresh))
-            answer(done=True)
-    except UsfanError as error:
-        answer(error=str(error), mistake=True)
-    except OSError as error:
-        answer(error=str(error), mistake=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -82,6 +82,8 @@ class Suite:
     """Processes that run cells side by side."""
     given: dict[str, Any] = field(default_factory=dict)
     """The settings as they were given, from which another process opens the same study."""
+    earlier: dict[str, Any] = field(default_factory=dict)
+    """The rows of methods that the folder holds cells of already."""
 
     @classmethod
     def open(cls, name: str, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
@@ -142,7 +144,8 @@ class Suite:
         path, own = self.out / "study.json", self.describe()
         before = read_mapping(path) if path.is_file() else own
         changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
-        changed += [k for k, row in own["rows"].items() if before.get("rows", {}).get(k, row) != row]
+        self.earlier = before.get("rows", {})
+        changed += [k for k, row in own["rows"].items() if self.earlier.get(k, row) != row]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -291,7 +294,7 @@ class Suite:
             "seeds": list(self.seeds),
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
-            "rows": {name: METHODS[name].settings() for name in self.methods},
+            "rows": {**self.earlier, **{name: METHODS[name].settings() for name in self.methods}},
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
             "recipes": {
                 domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}

@@ -59,7 +59,7 @@ class InformationMaximization(Term):
 
     def __call__(self, batch: Batch) -> Tensor:
         samples = batch.samples
-        known, weights = self.guide.known[samples], self.guide.batch_weights(batch)
+        known, weights = self.guide.known[samples], self.weights(batch)
 
         def parts(probs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
             entropies = sample_entropy(probs)
@@ -70,6 +70,10 @@ class InformationMaximization(Term):
             return mean_entropy, divergence if self.guide.diversity_counts else torch.zeros_like(divergence)
 
         return self.objective_scale * information_maximization(batch.logits, weights, self.gamma, parts=parts)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """B weights of the entropy term."""
+        return self.guide.batch_weights(batch)
 
     def mean_probs(self, probs: Tensor, share: Tensor) -> Tensor:
         """p̂ of the batch, its value drawn towards the whole target's."""

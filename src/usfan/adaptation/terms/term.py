@@ -29,6 +29,7 @@ from torch import Tensor
 from usfan.adaptation.facts import Facts
 from usfan.compute.loop import Batch
 from usfan.compute.runtime import Runtime
+from usfan.models.classifier import Classifier
 from usfan.scoring.outputs import Outputs
 
 
@@ -84,6 +85,9 @@ class Term:
 
     def refresh(self, outputs: Outputs) -> None:
         """New tables from a pass over the target, in place."""
+
+    def end_epoch(self, epoch: int, classifier: Classifier) -> None:
+        """After the steps of an epoch: the network as they left it."""
 
     def parameters(self) -> list[Tensor]:
         """Parameters of the term's own (an auxiliary head), which the optimiser trains too."""

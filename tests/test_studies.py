@@ -1,0 +1,222 @@
+"""The studies' variants are rows of the table: each runs, and leaves the table as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sklearn.covariance import ledoit_wolf
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from studies.cells import adapt_variant, run_variant
+from studies.full_posterior import FullPosterior
+from studies.labels import GAUSSIAN_ROUNDS, nearest_gaussian, neighbour_targets, propagate
+from studies.terms import (
+    AveragedWeights,
+    BalancedLabels,
+    CertainCentroids,
+    GaussianLabels,
+    LastingLabels,
+    LateLabels,
+    PosteriorCentroids,
+    PropagatedLabels,
+)
+from studies.variants import VARIANTS, Variant
+
+import usfan
+from oracles import centroids as oracle
+from oracles import dense
+from oracles.last_layer import last_layer, shifted
+from tiny_models import tiny_model
+from usfan.adaptation.certainty import Certainty
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.terms.term import Context
+from usfan.compute.runtime import Runtime
+from usfan.data.cache import PixelStore
+from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.posterior.uncertainty import Uncertainty
+from usfan.scoring.neighbours import nearest_neighbours, unit_features
+from usfan.scoring.outputs import Outputs
+
+CPU = Runtime(torch.device("cpu"))
+NAMED = {variant.name: variant for variant in VARIANTS}
+
+
+def small_store(count: int = 24, seed: int = 0) -> PixelStore:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=generator)
+    pixels = torch.randint(256, (count, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    return PixelStore.from_tensor(pixels, labels, ("a", "b|c", "<d>"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_variant_runs(model, name):
+    before = dict(METHODS)
+    variant = NAMED[name]
+    settings = {"epochs": 1, "batch_size": 12, "samples": 16}
+    row = run_variant(variant, model, small_store(), CPU, source_store=small_store(seed=1), **settings)
+    assert row["variant"] == name
+    assert len(row["path"]["accuracy"]) == 2
+    assert ("averaged" in row) == (AveragedWeights in variant.more)
+    assert dict(METHODS) == before
+
+
+def test_no_two_variants_have_one_name():
+    assert len(NAMED) == len(VARIANTS) > 60
+
+
+def weights(model: usfan.AdaptedModel) -> torch.Tensor:
+    return torch.cat([v.flatten().double() for v in model.classifier.state_dict().values()])
+
+
+FINDERS = (BalancedLabels, CertainCentroids, GaussianLabels, LastingLabels, PosteriorCentroids, PropagatedLabels)
+CHANGES = [v for v in VARIANTS if v.settles or any(part not in (LateLabels, *FINDERS) for part in v.parts)]
+
+
+@pytest.mark.parametrize("variant", CHANGES, ids=lambda variant: variant.name)
+def test_each_change_changes_something(model, variant):
+    given = {"epochs": 1, "batch_size": 12, "samples": 16, "pseudo_label_weight": 1.0, "pseudo_label_warmup": 0}
+    plain = Variant("plain", variant.method, "", variant.settings)
+    one, two = (weights(adapt_variant(v, model, small_store(), guard=False, **given)) for v in (plain, variant))
+    assert bool(torch.isfinite(two).all())
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("kind", FINDERS)
+def test_each_finder_finds_labels_of_its_own(kind):
+    features, probs = target(90)
+    blurred = (0.5 * probs + 0.5 * target(90)[1]).clamp_min(1e-6)
+    outputs = Outputs(features, probs.log(), probs, blurred, torch.rand(90))
+    guide = SimpleNamespace(known=torch.ones(90), known_mask=None, rare=0, certainty=Certainty("posterior"))
+    context = Context(90, 4, CPU, 3, 0, guide, outputs)
+    plain, own = (term(0.3).started(context) for term in (PseudoLabels, kind))
+    other = dataclasses.replace(outputs, probs=probs.roll(7, 0))
+    for seen in (outputs, other):  # what lasts differs from the second time on
+        plain.refresh(seen)
+        own.refresh(seen)
+    assert own.labels.shape == (90,)
+    assert not torch.equal(plain.labels, own.labels)
+    assert set(own.labels.tolist()) <= set(range(4))
+    resumed = kind(0.3).started(context)
+    resumed.restore(own.tensors())
+    resumed.refresh(outputs)
+    own.refresh(outputs)
+    assert torch.equal(resumed.labels, own.labels)
+
+
+def test_late_labels_wait_for_a_third_of_the_run(model):
+    adapted = adapt_variant(NAMED["u-sfan+ late labels"], model, small_store(), epochs=3, batch_size=12, guard=False)
+    assert adapted.history["settings"]["pseudo_label_warmup"] == 1
+
+
+class Watched(AveragedWeights):
+    """Keeps the weights after each epoch too."""
+
+    seen: list[dict[str, torch.Tensor]] = []  # noqa: RUF012 (of the one run here)
+
+    def end_epoch(self, epoch, classifier):
+        super().end_epoch(epoch, classifier)
+        self.seen.append({k: v.clone() for k, v in classifier.state_dict().items()})
+
+
+def test_averaged_weights_are_the_mean_of_the_second_half(model):
+    variant = Variant("averaged", "shot-im", "", more=(Watched,))
+    row = variant.row()
+    adapt_variant(variant, model, small_store(), row, epochs=4, batch_size=12, guard=False)
+    *_, third, fourth = Watched.seen
+    assert len(Watched.seen) == 4
+    for name, value in row.terms[-1].mean.items():
+        torch.testing.assert_close(value, (third[name] + fourth[name]) / 2)
+
+
+def test_the_full_posterior_is_an_uncertainty_and_its_draws_are_the_dense_ones():
+    layer = last_layer(60, 4, 3)
+    factored = KroneckerPosterior.fit(*layer.given, 0.7)
+    full: Uncertainty = FullPosterior.fit(layer.features, layer.logits, factored)
+    assert isinstance(full, Uncertainty)
+    assert isinstance(full.to("cpu"), Uncertainty)
+    hessian = dense.ggn(dense.parameters(layer.weight, layer.bias), dense.extended(layer.features))
+    covariance = torch.linalg.inv(hessian + 0.7 * torch.eye(len(hessian)))
+    features = shifted(layer.features, 5)
+    expected = dense.logit_variance(dense.extended(features), covariance, 3)
+    away = full.draws(features, 40_000) - factored.logits(features)[:, None]
+    spread = torch.einsum("bmi,bmj->bij", away, away) / 40_000
+    torch.testing.assert_close(spread, expected, rtol=0.05, atol=0.05)
+    by_heads = (full.draws(features, 40_000) / 0.4).softmax(dim=-1).mean(dim=1)
+    torch.testing.assert_close(full.predictive(features, 0.4, 4096), by_heads, rtol=0, atol=0.01)
+
+
+def target(samples: int = 60, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and blurred predictions of classes of unequal size, so that both rounds change labels."""
+    centres = 2 * torch.randn(classes, 5)
+    labels = torch.randint(classes, (samples,)).clamp_max(torch.randint(1, classes, (samples,)))
+    features = centres[labels] + torch.randn(samples, 5)
+    return features, (torch.nn.functional.one_hot(labels, classes) + 1.2 * torch.randn(samples, classes)).softmax(dim=1)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_nearest_gaussian(masked):
+    """Against EM with loops, residuals repeated by their share, and scikit-learn's Ledoit and Wolf."""
+    features, probs = target(90)
+    labels = probs.argmax(dim=1).clamp_max(2)  # class 3 has no sample
+    mask = (torch.rand(90) > 0.3).double() if masked else torch.ones(90, dtype=torch.float64)
+    phi = unit_features(features).double()
+    share = torch.nn.functional.one_hot(labels, 4).double()
+    for _ in range(GAUSSIAN_ROUNDS):
+        means = [(share[:, k] * mask) @ phi / (share[:, k] @ mask) for k in range(3)]
+        covariance = oracle.shrunk_covariance([(phi - m, share[:, k] * mask) for k, m in enumerate(means)])
+        scores = [-0.5 * torch.einsum("nd,de,ne->n", phi - m, covariance.inverse(), phi - m) for m in means]
+        share = torch.stack([*scores, torch.full((90,), -torch.inf, dtype=torch.float64)], dim=1).softmax(dim=1)
+    found = nearest_gaussian(features, labels, 4, mask=mask.float() if masked else None)
+    assert torch.equal(found, share.argmax(dim=1))
+    assert not torch.equal(found, labels)
+
+
+def test_the_oracle_shrinks_as_scikit_learn():
+    x = torch.randn(40, 6, dtype=torch.float64) * torch.arange(1, 7)
+    expected, _ = ledoit_wolf(x.numpy(), assume_centered=True)
+    found = oracle.shrunk_covariance([(x, torch.ones(40, dtype=torch.float64))])
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
+def test_gaussians_know_wide_directions_and_odd_targets():
+    """Two long, thin classes side by side: the nearest centroid cuts them across, a Gaussian does not."""
+    truth = torch.arange(2).repeat_interleave(200)
+    features = torch.stack([3 * torch.randn(400), truth + 0.05 * torch.randn(400)], dim=1)
+    start = torch.where(torch.rand(400) < 0.3, 1 - truth, truth)
+    assert (nearest_gaussian(features, start, 2) == truth).double().mean() > 0.95
+    nobody = nearest_gaussian(features, start, 2, mask=torch.zeros(400))
+    assert torch.equal(nobody, start)
+    same = nearest_gaussian(torch.ones(5, 3), torch.zeros(5, dtype=torch.long), 2)
+    assert torch.equal(same, torch.zeros(5, dtype=torch.long))
+
+
+def test_neighbours_and_propagation():
+    features, probs = target(40)
+    certainty = torch.rand(40) * (torch.rand(40) > 0.2)
+    places, similarities = nearest_neighbours(features, 5)
+    links = oracle.neighbours(features.tolist(), 5)
+    assert places.tolist() == [[j for j, _ in near] for near in links]
+    torch.testing.assert_close(similarities, torch.tensor([[s for _, s in near] for near in links]), atol=1e-6, rtol=0)
+    arguments = (links, probs.tolist(), certainty.tolist())
+    found = neighbour_targets(places, similarities, probs, certainty)
+    torch.testing.assert_close(found, torch.tensor(oracle.mixed(*arguments)), atol=1e-5, rtol=0)
+    spread = propagate(places, similarities, probs, certainty, alpha=0.8, steps=6)
+    torch.testing.assert_close(spread, torch.tensor(oracle.propagated(*arguments, 0.8, 6)), atol=1e-5, rtol=0)
+
+
+def test_nobody_certain_nearby_says_nothing():
+    features, probs = target(40)
+    places, similarities = nearest_neighbours(features, 5)
+    assert torch.equal(neighbour_targets(places, similarities, probs, torch.zeros(40)), torch.zeros(40, 4))
