@@ -5,6 +5,7 @@ from faults import attempt, finish, start
 
 from lookalikes import make
 from small_runs import TINY, class_folder, usfan
+from usfan.errors import ConfigError
 from usfan.runs.folder import RunFolder, folder_lock
 
 
@@ -29,10 +30,10 @@ def test_a_second_process_is_refused_while_the_first_runs(data, tmp_path):
         process.kill()
         finish(process, reader)
     assert (tmp_path / "run" / ".lock").exists()  # stale now
-    again = attempt(
-        "train", data, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 199, *TINY, "--resume"
-    )
-    assert "other settings (epochs)" in again.text  # past the lock
+    flags = ("--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 199, *TINY, "--resume")
+    assert "other settings (epochs 200, not 199)" in attempt("train", data, *flags).text
+    with pytest.raises(ConfigError, match="other settings"):  # past the lock
+        RunFolder(tmp_path / "run", {"epochs": 199}, command="train", resume=True)
 
 
 def test_a_study_and_the_demo_are_guarded_too(tmp_path, capsys):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from usfan.cli.edges import (
     must_be_a_file,
     open_data,
     open_runtime,
-    print_json_lines,
     say_changes,
     say_skipped,
     take,
@@ -114,6 +114,7 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.artifacts.folder import load_config
     from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
+    from usfan.evaluation.changes import write_changes
     from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
 
@@ -147,6 +148,8 @@ def adapt(settings: dict[str, Any]) -> None:
             run.save_metrics(metrics)
             run.drop_checkpoints()
             say_skipped(data, run, private=private)
+            if not private:
+                write_changes(run.path, model, data)
             say_changes(out, settings["data"], model)
             if "after" in metrics:
                 shift = {
@@ -201,6 +204,7 @@ def evaluate(settings: dict[str, Any]) -> None:
 def predict(settings: dict[str, Any]) -> None:
     from usfan.artifacts.model import SourceModel
     from usfan.compute.share import first_speaks
+    from usfan.data.inputs import open_inputs
     from usfan.evaluation.predictions import write_predictions
 
     out, as_json, coverage = settings.get("out"), settings.get("json", False), settings.get("coverage")
@@ -209,15 +213,17 @@ def predict(settings: dict[str, Any]) -> None:
     if out is not None:
         must_be_a_file(Path(out), "--out")
     module = load_module(settings.get("module"))
-    data, _ = open_data(settings)
+    data = open_inputs(settings["data"], root=settings.get("root"), strict=settings.get("strict", False))
     model = SourceModel.load(settings["model"], module=module)
     runtime, _ = open_runtime(settings, several=out is not None)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "table.csv") if out is None else Path(out)
         with first_speaks(runtime), bar("predicting", len(data)) as shown:
-            count = write_predictions(table, model.to(runtime.device), data, coverage, runtime, shown.advance)
-        if as_json and runtime.rank == 0:
-            print_json_lines(table, None if out is None else table)
+            count = write_predictions(
+                table, model.to(runtime.device), data, coverage, runtime, shown.advance, json_lines=as_json
+            )
+        if out is None:
+            sys.stdout.write(table.read_text(encoding="utf-8"))
     say_skipped(data)
     if out is not None:
         console.print(f"{out}: {count} predictions", markup=False)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib
-import json
 import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from usfan.cli.flags import STDIN
 from usfan.config import RuntimeConfig, make_config
 from usfan.errors import ConfigError
-from usfan.progress import console
+from usfan.progress import console, say
 
 NAMED = 50
 """Unreadable images that are named on the terminal; all of them are in log.jsonl."""
@@ -33,26 +30,7 @@ def open_data(settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     options = {"root": settings.get("root"), "strict": settings.get("strict", False)}
     if "unlabelled" in settings:
         options["unlabelled"] = settings["unlabelled"]
-    source = settings["data"]
-    if isinstance(source, list):
-        source = several_images(source)
-    return ImageData(source, **options), {"data": settings["data"], **options}
-
-
-def several_images(paths: list[str]) -> str | list[str]:
-    """DATA of `predict`: one of any kind, or several images. - stands for standard input, a path in each line."""
-    if paths == [STDIN]:
-        paths = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-        if not paths:
-            raise ConfigError("standard input holds no path: write one in each line")
-    elif len(paths) == 1:
-        return paths[0]
-    for path in paths:
-        if os.path.isdir(path):
-            raise ConfigError(f"{path} is a folder: give one folder, or several images")
-        if not os.path.isfile(path):
-            raise ConfigError(f"{path}: no such file")
-    return paths
+    return ImageData(settings["data"], **options), {"data": settings["data"], **options}
 
 
 def open_runtime(settings: dict[str, Any], *, several: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -100,31 +78,6 @@ def must_be_a_file(path: Path, flag: str) -> None:
     must_be_writable(path.parent, flag)
 
 
-def print_json_lines(table: Path, out: Path | None) -> None:
-    """A table of predictions as JSON, one object per line, to a file or standard output."""
-    from usfan.files import whole_file
-
-    def lines() -> Any:
-        with open(table, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                yield json.dumps({name: json_value(name, text) for name, text in row.items()}, ensure_ascii=False)
-
-    if out is None:
-        for line in lines():
-            print(line)
-        return
-    with whole_file(out) as part, open(part, "w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines())
-
-
-def json_value(name: str, text: str) -> Any:
-    if name in ("confidence", "entropy", "weight"):
-        return float(text) if text else None
-    if name in ("unknown", "abstained"):
-        return text == "1"
-    return text or None
-
-
 def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
     """Name the images that could not be read, and count them; the log of a run that is not private holds them all."""
     from usfan.data.stream import report_skipped
@@ -138,14 +91,14 @@ def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
 
 def say_changes(out: str, data: str, model: Any) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
-    before, after = (p.logits.argmax(dim=1) for p in (model.passes.before, model.passes.after))
-    moved, count = int((before != after).sum()), len(before)
-    where, images = shlex.quote(out), shlex.quote(data)
+    from usfan.evaluation.changes import describe_changes
+
+    where = shlex.quote(out)
     for line in (
         f"{out}: the model, adapted by {model.method}",
         f"guard: {model.history['guard']['reason']}",
-        f"the prediction changed for {moved} of {count} images ({100 * moved / max(count, 1):.1f} %)",
-        f"next: usfan predict {where} {images} --out predictions.csv",
+        f"changes: {describe_changes(model)}",
+        f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv",
         f"      usfan report {where}",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)

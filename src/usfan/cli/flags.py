@@ -14,7 +14,6 @@ from usfan.config import ADVANCED, AdaptConfig, RuntimeConfig, TrainConfig, choi
 from usfan.field_docs import field_docs
 
 BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
-STDIN = "/dev/stdin"
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -233,7 +232,7 @@ def evaluate() -> Command:
 
 
 def predict() -> Command:
-    data = "A folder or a list file, or one or more images; - reads paths from standard input, one per line."
+    data = "Photographs, folders and list files; - reads paths from standard input, one per line."
     return Command(
         "MODEL DATA [DATA …] --out FILE.csv [OPTIONS]",
         (MODEL, Flag("data", data, "list[str]")),

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import App, CycloptsError, Parameter
 
-from usfan.cli.flags import COMMANDS, STDIN, Command, Flag
+from usfan.cli.flags import COMMANDS, Command, Flag
 from usfan.config import convert
 from usfan.errors import ConfigError
 
+STDIN = "\0-"
+"""Stands for -, which cyclopts takes for an option."""
 SEVERAL = inspect.Parameter.VAR_POSITIONAL
 
 
@@ -20,13 +22,16 @@ def parse(name: str, words: Sequence[str]) -> dict[str, Any]:
     """What was given to a command. ConfigError for what it does not take."""
     command = COMMANDS[name][1]()
     app = build_app({name: command})
-    words = [STDIN if word == "-" else word for word in words]  # which cyclopts takes for an option
+    words = [STDIN if word == "-" else word for word in words]
     try:
         _, bound, _ = app.parse_args([name, *words], exit_on_error=False, print_error=False, verbose=False)
     except CycloptsError as error:
         raise ConfigError(told(error, command)) from None
-    given = dict(bound.arguments)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    return {name: restored(value) for name, value in bound.arguments.items()}
+
+
+def restored(value: Any) -> Any:
+    return ["-" if one == STDIN else one for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def told(error: CycloptsError, command: Command) -> str:
