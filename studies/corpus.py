@@ -88,7 +88,9 @@ def subset(store: Any, classes: int | None) -> Any:
     import dataclasses
 
     rows = (store.labels < classes).nonzero().flatten()
-    return dataclasses.replace(store, pixels=store.pixels[rows], kept=torch.arange(len(rows)), labels=store.labels[rows])
+    return dataclasses.replace(
+        store, pixels=store.pixels[rows], kept=torch.arange(len(rows)), labels=store.labels[rows]
+    )
 
 
 def tasks() -> list[dict[str, Any]]:
@@ -106,7 +108,9 @@ def tasks() -> list[dict[str, Any]]:
         ("office31-posterised", "posterised", None),
     ):
         for s, t in pairs:
-            found.append({"kind": kind, "source": f"office31/{s}", "target": f"office31/{t}", "shift": shift, "classes": classes})
+            found.append(
+                {"kind": kind, "source": f"office31/{s}", "target": f"office31/{t}", "shift": shift, "classes": classes}
+            )
     for kind, s, t in (("photo-cartoon", "photo", "cartoon"), ("cartoon-photo", "cartoon", "photo")):
         found.append({"kind": kind, "source": f"pacs/{s}", "target": f"pacs/{t}", "shift": None, "classes": None})
     return found
@@ -149,7 +153,9 @@ def describe(model: SourceModel, store: Any, runtime: Any, target: str, source: 
     }
 
 
-def one_run(model: SourceModel, store: Any, runtime: Any, settings: dict[str, Any], **extra: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def one_run(
+    model: SourceModel, store: Any, runtime: Any, settings: dict[str, Any], **extra: Any
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     began = time.time()
     adapted = usfan.adapt(model, store, runtime=runtime, guard=False, **settings, **extra)
     assert adapted.passes is not None
@@ -167,9 +173,11 @@ def one_run(model: SourceModel, store: Any, runtime: Any, settings: dict[str, An
 
 
 GOOD = [{"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")]
-BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [
-    {"method": "u-sfan", "preset": "paper"}
+VARIANTS = [
+    {"method": "u-sfan++", "shares": kind}
+    for kind in ("uniform", "match", "estimated", "estimated-s", "blend-match", "blend-s", "blend-match-s", "auto")
 ]
+BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [{"method": "u-sfan", "preset": "paper"}]
 
 
 def frozen_worker(jobs: Any, results: Any, folder: str, weights: str) -> None:
@@ -199,7 +207,13 @@ def frozen_source(job: dict[str, Any], runtime: Any, folder: Path, weights: str)
         features = load_features(folder, job["source"], None, "lite0")
         store = FeatureStore(features, torch.arange(len(features)), labels, classes)
         model = usfan.train_source(
-            store, backbone="tf_efficientnet_lite0", pretrained=weights, epochs=40, seed=job["seed"], tune="new", runtime=runtime
+            store,
+            backbone="tf_efficientnet_lite0",
+            pretrained=weights,
+            epochs=40,
+            seed=job["seed"],
+            tune="new",
+            runtime=runtime,
         )
         model.save(path)
     return SourceModel.load(path)
@@ -220,7 +234,16 @@ def frozen_job(job: dict[str, Any], runtime: Any, folder: Path, weights: str) ->
     figures, arrays = one_run(model, store, runtime, {**job["settings"], "tune": "new", "seed": job["seed"]}, **extra)
     shared = describe(model, store, runtime, target, source)
     name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
-    row = {"kind": job["kind"], "source": source, "target": target, "tune": "new", "seed": job["seed"], **job["settings"], **figures, "run": name}
+    row = {
+        "kind": job["kind"],
+        "source": source,
+        "target": target,
+        "tune": "new",
+        "seed": job["seed"],
+        **job["settings"],
+        **figures,
+        "run": name,
+    }
     shared |= {f"{name}|{k}": v for k, v in arrays.items()}
     shared[f"{target}|labels"] = store.labels.to(torch.int8).numpy()
     return row, shared
@@ -241,7 +264,11 @@ def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: st
             if key not in stores:
                 store = data.store(*key)
                 stores = {key: PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)}
-            store = subset(stores[key], job["classes"]) if job["classes"] is None else subset(data.store(*key), job["classes"])
+            store = (
+                subset(stores[key], job["classes"])
+                if job["classes"] is None
+                else subset(data.store(*key), job["classes"])
+            )
             if job["classes"] is not None:
                 store = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
             path = Path(folder) / "sources" / f"{job['start']}-{job['source'].replace('/', '-')}-{job['seed']}"
@@ -257,7 +284,15 @@ def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: st
             figures, arrays = one_run(model, store, runtime, {**job["settings"], "seed": job["seed"]}, **extra)
             shared = describe(model, store, runtime, target, source)
             name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
-            row = {"kind": job["kind"], "source": source, "target": target, "seed": job["seed"], **job["settings"], **figures, "run": name}
+            row = {
+                "kind": job["kind"],
+                "source": source,
+                "target": target,
+                "seed": job["seed"],
+                **job["settings"],
+                **figures,
+                "run": name,
+            }
             shared |= {f"{name}|{k}": v for k, v in arrays.items()}
             shared[f"{target}|labels"] = store.labels.to(torch.int8).cpu().numpy()
             results.put((row, shared))
@@ -275,6 +310,7 @@ def main() -> None:
     parser.add_argument("--gpu-workers", type=int, default=3)
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
+    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--tuned-epochs", type=int, default=20)
     given = parser.parse_args()
     began = time.time()
@@ -322,10 +358,18 @@ def main() -> None:
     ]
     runs = []
     for seed in given.seeds:
-        for settings in GOOD + BAD:
+        for settings in GOOD + BAD + (VARIANTS if given.variants else []):
             for t in todo:
                 if settings["method"] in usfan.METHODS:
-                    runs.append({**t, "settings": settings, "seed": seed, "source_labels": labels[t["source"]], "target_labels": labels[t["target"]]})
+                    runs.append(
+                        {
+                            **t,
+                            "settings": settings,
+                            "seed": seed,
+                            "source_labels": labels[t["source"]],
+                            "target_labels": labels[t["target"]],
+                        }
+                    )
     for job in first:
         jobs.put(job)
     cores = max(1, given.cores - (2 * given.gpu_workers if cuda else 0))
@@ -340,7 +384,12 @@ def main() -> None:
                 store = data.store(s)
                 moved = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
                 model = usfan.train_source(
-                    moved, backbone="tf_efficientnet_lite0", pretrained=weights, epochs=given.tuned_epochs, seed=seed, tune="all",
+                    moved,
+                    backbone="tf_efficientnet_lite0",
+                    pretrained=weights,
+                    epochs=given.tuned_epochs,
+                    seed=seed,
+                    tune="all",
                     runtime=RuntimeConfig(compile="graph"),
                 )
                 model.save(path)
@@ -356,17 +405,29 @@ def main() -> None:
         ladder = [
             {"start": "frozen", "settings": {"method": m, **move}}
             for m in ("u-sfan++", "shot")
-            for move in ({"tune": "norm"}, {"tune": "all", "backbone_lr_scale": 0.01}, {"tune": "all", "backbone_lr_scale": 0.1})
+            for move in (
+                {"tune": "norm"},
+                {"tune": "all", "backbone_lr_scale": 0.01},
+                {"tune": "all", "backbone_lr_scale": 0.1},
+            )
         ]
-        tuned = [{"start": "tuned", "settings": {"method": m, "tune": "all"}} for m in ("shot-im", "u-sfan", "shot", "u-sfan++")]
-        tuned += [{"start": "tuned", "settings": {"method": m, "tune": "all", "lr": 0.1}} for m in ("shot-im", "u-sfan")]
+        tuned = [
+            {"start": "tuned", "settings": {"method": m, "tune": "all"}}
+            for m in ("shot-im", "u-sfan", "shot", "u-sfan++")
+        ]
+        tuned += [
+            {"start": "tuned", "settings": {"method": m, "tune": "all", "lr": 0.1}} for m in ("shot-im", "u-sfan")
+        ]
         seed = given.seeds[0]
         order = ("photo-cartoon", "cartoon-photo", "office31", "office31-10", "office31-lines", "office31-inverted")
-        some = sorted((t for t in todo if t["kind"] in order or t["kind"] in ("office31-dark", "office31-20")), key=lambda t: t["target"] == "office31/amazon")
+        some = sorted(
+            (t for t in todo if t["kind"] in order or t["kind"] in ("office31-dark", "office31-20")),
+            key=lambda t: t["target"] == "office31/amazon",
+        )
         for way in ladder + tuned:
             if way["settings"]["method"] in usfan.METHODS:
                 moving += [{**t, **way, "seed": seed} for t in some]
-        moving.sort(key=lambda job: (order.index(job["kind"]) if job["kind"] in order else 9))
+        moving.sort(key=lambda job: order.index(job["kind"]) if job["kind"] in order else 9)
     moves = context.Queue()
     for job in moving:
         moves.put(job)
@@ -395,9 +456,15 @@ def main() -> None:
         if time.time() - written > 60:
             kept.write()
             written = time.time()
-            print(f"{time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])} runs, {left} left", flush=True)
+            print(
+                f"{time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])} runs, {left} left",
+                flush=True,
+            )
     kept.write()
-    print(f"done {time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])}, {failures} failed, {left} left", flush=True)
+    print(
+        f"done {time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])}, {failures} failed, {left} left",
+        flush=True,
+    )
     for process in (*pool, *gpu):
         process.kill()
 

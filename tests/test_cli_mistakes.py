@@ -102,7 +102,12 @@ def test_a_class_whose_images_are_all_broken(refused, tmp_path):
         (("--backbone", "digits-cnn", "--seed", "-3"), "seed"),
         (("--backbone", "digits-cnn", "--pretrained", "nowhere.pth"), "nowhere.pth"),
         (("--backbone", "digits-cnn", "--device", "tpu"), "device"),
-        (("--backbone", "digits-cnn", "--epoch", "x", "--no-such-flag"), "--no-such-flag"),
+        (("--backbone", "digits-cnn", "--epoch", "x"), "unknown option: --epoch. Did you mean --epochs?"),
+        (("--backbone", "digits-cnn", "--epochs", "2.5"), "whole number"),
+        (("--backbone", "digits-cnn", "--epochs"), "--epochs requires an argument"),
+        (("--backbone", "digits-cnn", "--tune", "nrom"), "did you mean norm?"),
+        (("--backbone", "digits-cnn", "--no-such-flag"), "--no-such-flag"),
+        (("--backbone", "digits-cnn", "another"), "unexpected argument: 'another'"),
     ],
 )
 def test_bad_settings_of_train(refused, folder, tmp_path, flags, words):
@@ -184,13 +189,18 @@ def test_output_below_a_file(refused, model, folder, tmp_path, command):
 
 
 def test_flags_that_a_command_does_not_have(refused, model, folder, tmp_path):
-    assert "usfan evaluate: unrecognized arguments: --resume (see usfan evaluate --help)" in refused(
+    assert "usfan evaluate: unknown option: --resume (see usfan evaluate --help)" in refused(
         "evaluate", model, folder, "--resume"
     )
     assert usfan("evaluate", model, folder, "--out", tmp_path / "run", *TINY) == 0
     assert "--resume" not in refused("evaluate", model, folder, "--out", tmp_path / "run", *TINY)
     for command in (("methods",), ("export", model, "--onnx", tmp_path / "m.onnx"), ("report", model)):
         assert "device" in refused(*command, "--device", "tpu")
+        assert "unknown option: --nodes" in refused(*command, "--nodes", "2")
+        assert "unknown option: --workers" in refused(*command, "--workers", "2")
+    assert "unknown option: --compile" in refused("evaluate", model, folder, "--compile", "off")
+    assert "unknown command 'adpat': did you mean adapt?" in refused("adpat", model, folder)
+    assert "unknown option '--no-such'" in refused("--no-such")
     assert "seed" in refused("evaluate", model, folder, "--seed", "-5")
     line = refused("posterior", model, folder, "--out", tmp_path / "p", "--backbone", "resnet18", *TINY)
     assert "leave --backbone and --head out" in line
@@ -217,9 +227,21 @@ def test_a_wrong_shaped_tensor(refused, model, folder, tmp_path):
     [
         (("--method", "dann"), "u-sfan"),
         (("--open-set", "--partial-set"), "exclude"),
-        (("--temperature", "0"), "positive"),
-        (("--split", "guess"), "entropy"),
-        (("--guard", "maybe"), "on"),
+        (("--method", "usfan"), "did you mean u-sfan"),
+        (("--setting", "opne"), "did you mean open?"),
+        (("--set", "temperature=0"), "positive"),
+        (("--set", "split=guess"), "entropy"),
+        (("--set", "balance=maybe"), "on or off"),
+        (("--set", "balnce=off"), "did you mean balance"),
+        (("--set", "momentum=fast"), "momentum must be a number"),
+        (("--set", "epochs"), "NAME=VALUE"),
+        (("--set", "out=elsewhere"), "a flag of its own, --out"),
+        (("--set", "lr=1", "lr=2"), "lr twice"),
+        (("--lr", "1", "--set", "lr=2"), "given twice"),
+        (("--temperature", "0"), "--set temperature=VALUE"),
+        (("--momentum", "0"), "--set momentum=VALUE"),
+        (("--guard", "maybe"), "on or off"),
+        (("--metod", "shot"), "Did you mean --method?"),
         (("--coverage", "2"), "--coverage"),
     ],
 )

@@ -4,9 +4,14 @@ import dataclasses
 
 import pytest
 
-from usfan.config import SPLITS, AdaptConfig, RuntimeConfig, TrainConfig, field_docs, make_config
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.settings import resolve
+from usfan.config import ADVANCED, CHOICES, AdaptConfig, RuntimeConfig, TrainConfig, choices_of, field_docs, make_config
 from usfan.errors import ConfigError
-from usfan.scoring.unknown import SCORES
+
+
+def resolved(given):
+    return resolve(given, pretrained=False, classes=10)
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, AdaptConfig, RuntimeConfig])
@@ -16,11 +21,32 @@ def test_every_field_has_help(kind):
     assert all(docs.values())
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
+def test_every_setting_of_a_method_has_help(method):
+    assert method.settings().keys() <= {name for name, text in method.setting_docs().items() if text}
+
+
+def test_names_on_the_lists_are_those_of_fields():
+    every = {f.name for kind in (TrainConfig, AdaptConfig, RuntimeConfig) for f in dataclasses.fields(kind)}
+    assert every >= ADVANCED
+    assert {name.split(".")[-1] for name in CHOICES} <= every
+    for kind in (TrainConfig, AdaptConfig, RuntimeConfig):
+        for name in CHOICES.keys() & {f.name for f in dataclasses.fields(kind)}:
+            for value in choices_of(kind, name):
+                assert getattr(make_config(kind, {name: value}), name) == value
+            with pytest.raises(ConfigError, match=f"did you mean {CHOICES[name][0]}"):
+                make_config(kind, {name: CHOICES[name][0] + "x"})
+
+
 def test_text_from_a_flag_becomes_what_the_field_holds():
     config = make_config(AdaptConfig, {"epochs": "3", "lr": "1e-3", "prior": "0.5", "batch_size": 8.0})
     assert (config.epochs, config.lr, config.prior, config.batch_size) == (3, 1e-3, 0.5, 8)
     assert make_config(TrainConfig, {"prior": "weight-decay"}).prior == "weight-decay"
-    assert make_config(AdaptConfig, {"pseudo_label_weight": None}).pseudo_label_weight is None
+    assert make_config(AdaptConfig, {"prior": None}).prior is None
+    assert make_config(AdaptConfig, {"guard": "off"}).guard is False
+    assert make_config(RuntimeConfig, {"compile": True}).compile == "on"  # as YAML reads on
+    assert resolved({"method": "shot", "pseudo_label_weight": "0.5"})[1].settings()["pseudo_label_weight"] == 0.5
+    assert resolved({"balance": "off"})[1].settings()["balance"] is False
 
 
 @pytest.mark.parametrize(
@@ -33,8 +59,13 @@ def test_text_from_a_flag_becomes_what_the_field_holds():
         {"lr": float("nan")},
         {"lr": -1},
         {"lr": float("inf")},
-        {"guard": "on"},
+        {"guard": "maybe"},
         {"gamma": 1.5},
+        {"objective_scale": -1},
+        {"diversity_memory": 2},
+        {"pseudo_label_weight": -1, "method": "shot"},
+        {"pseudo_label_warmup": -1, "method": "shot"},
+        {"separation": float("nan"), "setting": "open"},
         {"prior": 0},
         {"prior": -3},
         {"prior": float("nan")},
@@ -55,19 +86,19 @@ def test_text_from_a_flag_becomes_what_the_field_holds():
 )
 def test_what_is_not_allowed(given):
     with pytest.raises(ConfigError) as error:
-        make_config(AdaptConfig, given)
+        resolved(given)
     name = next(iter(given))
     assert name.replace("epohcs", "epochs").replace("open_set", "open-set") in str(error.value)
 
 
 def test_the_paper_preset_is_the_paper_to_the_letter_and_flags_go_on_top():
-    paper = make_config(AdaptConfig, {"preset": "paper"})
-    literal = (paper.prior, paper.refresh, paper.normalise_weights, paper.objective_scale, paper.temperature)
+    config, method = resolved({"preset": "paper"})
+    own = method.settings()
+    literal = (config.prior, own["refresh"], own["normalise_weights"], own["objective_scale"], own["temperature"])
     assert literal == (5e-4, "step", False, 1.0, 0.4)
-    assert (paper.guard, paper.split, paper.gamma, paper.neighbours) == (False, "entropy", 0.5, 0)
-    assert make_config(AdaptConfig, {"preset": "paper", "prior": 2.0, "guard": True}).prior == 2.0
+    assert (config.guard, own["split"], own["gamma"], own["anneal"]) == (False, "entropy", 0.5, False)
+    above, _ = resolved({"preset": "paper", "prior": 2.0, "guard": True})
+    assert (above.prior, above.guard) == (2.0, True)
     assert make_config(TrainConfig, {"preset": "paper"}).prior == 5e-4
-
-
-def test_the_scores_that_split_are_those_there_are():
-    assert set(SPLITS) == set(SCORES)
+    with pytest.raises(ConfigError, match="did you mean paper"):
+        resolved({"preset": "papre"})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from usfan.cli.main import build_parser
+from usfan.cli.main import parse_settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,4 +59,4 @@ def test_commands_in_the_readme_parse():
     commands = [line.split("#")[0].split()[1:] for line in text.splitlines() if line.startswith("    usfan ")]
     assert {c[0] for c in commands} >= {"train", "adapt", "evaluate", "predict", "report"}
     for words in commands:
-        build_parser().parse_args(words)
+        assert parse_settings(words[0], words[1:])

@@ -14,7 +14,7 @@ from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 EVALUATED = {"accuracy", "mean_class_accuracy", "per_class_accuracy", "nll", "brier", "ece", "entropy"}
 EVALUATED |= {"posterior_nll", "posterior_brier", "posterior_ece"}
 OPEN = {"os", "os_star", "unknown_accuracy", "hos", "auroc_unknown", "aupr_unknown"}
-COLUMNS = ["path", "label", "confidence", "entropy", "weight", "unknown"]
+COLUMNS = ["path", "label", "confidence", "entropy", "weight", "unknown", "error"]
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,14 @@ _WHERE = {
     "AdaptedModel": "usfan.artifacts.model",
     "Prediction": "usfan.scoring.outputs",
     "KroneckerPosterior": "usfan.posterior.kronecker",
-    "train_source": "usfan.training.source",
-    "attach_posterior": "usfan.training.posthoc",
-    "adapt": "usfan.adaptation.adapt",
-    "evaluate": "usfan.evaluation.evaluate",
+    "train_source": "usfan.api",
+    "attach_posterior": "usfan.api",
+    "adapt": "usfan.api",
+    "evaluate": "usfan.api",
+    "report_model": "usfan.api",
+    "changed_images": "usfan.evaluation.changes",
+    "images_to_label": "usfan.evaluation.changes",
+    "label_first": "usfan.scoring.label_first",
     "information_maximization": "usfan.scoring.objectives",
     "METHODS": "usfan.adaptation.methods",
     "ArtifactError": "usfan.errors",
@@ -23,11 +27,15 @@ _WHERE = {
     "DataError": "usfan.errors",
     "UsfanError": "usfan.errors",
 }
-__all__ = ["__version__", *_WHERE]
+_MODULES = {"figures": "usfan.report.figures"}
+__all__ = ["__version__", *_WHERE, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     """Names load what they need when first used: `import usfan` alone loads neither torch nor timm."""
+    if name in _MODULES:
+        globals()[name] = import_module(_MODULES[name])
+        return globals()[name]
     if name not in _WHERE:
         raise AttributeError(f"module 'usfan' has no attribute {name!r}")
     value = getattr(import_module(_WHERE[name]), name)
@@ -36,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted([*globals(), *_WHERE, *_MODULES])

@@ -7,8 +7,7 @@ import difflib
 import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from usfan.config_checks import at_least, between, check_prior, check_seed, is_number, one_of
 from usfan.errors import ConfigError
@@ -18,9 +17,31 @@ T = TypeVar("T")
 WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("closed", "open", "partial")
-TUNE = ("new", "norm", "all")
+TUNE = ("affine", "new", "norm", "all")
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
+CHOICES = {
+    "setting": SETTINGS,
+    "tune": TUNE,
+    "TrainConfig.tune": (*TUNE, "auto"),
+    "augment": VIEWS,
+    "damping": ("exact", "factored"),
+    "device": ("auto", "cpu", "cuda"),
+    "precision": ("auto", "32", "bf16"),
+    "compile": ("auto", "graph", "on", "off"),
+    "decode": ("cpu", "gpu"),
+}
+"""What fields of few values may hold."""
+ADVANCED = frozenset(
+    {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples"}
+    | {"precision", "compile", "decode", "devices", "nodes", "cache"}
+)
+"""Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
+
+
+def choices_of(kind: type, name: str) -> tuple[str, ...]:
+    """What a field may hold; nothing if it takes any value of its type."""
+    return CHOICES.get(f"{kind.__name__}.{name}", CHOICES.get(name, ()))
 
 
 @dataclass(frozen=True)
@@ -46,10 +67,8 @@ class RuntimeConfig:
     """cpu, or gpu: JPEG files are decoded by the GPU, faster and to slightly other pixels (train, adapt, posterior)."""
 
     def __post_init__(self) -> None:
-        one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("precision", self.precision, ("auto", "32", "bf16"))
-        one_of("compile", self.compile, ("auto", "graph", "on", "off"))
-        one_of("decode", self.decode, ("cpu", "gpu"))
+        for name in ("device", "precision", "compile", "decode"):
+            one_of(name, getattr(self, name), CHOICES[name])
         at_least("devices", self.devices, 1)
         at_least("nodes", self.nodes, 1)
 
@@ -120,8 +139,8 @@ class TrainConfig(OptimiserConfig):
         at_least("bottleneck", self.bottleneck, 0)
         check_prior(self.prior)
         check_seed(self.seed)
-        one_of("damping", self.damping, ("exact", "factored"))
-        one_of("tune", self.tune, (*TUNE, "auto"))
+        one_of("damping", self.damping, CHOICES["damping"])
+        one_of("tune", self.tune, choices_of(TrainConfig, "tune"))
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
 
@@ -135,7 +154,8 @@ class AdaptConfig(OptimiserConfig):
     setting: str = "closed"
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
     tune: str = "all"
-    """What moves: new (the layers after the backbone), norm (BatchNorm too) or all."""
+    """What moves: affine (scales and shifts of BatchNorms only), new (the layers after the backbone), norm (BatchNorm
+    too) or all."""
     witness: str = "auto"
     """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
     file. auto: the network that the source model started from."""
@@ -168,11 +188,13 @@ class AdaptConfig(OptimiserConfig):
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
         if self.damping is not None:
-            one_of("damping", self.damping, ("exact", "factored"))
+            one_of("damping", self.damping, CHOICES["damping"])
 
 
 def read_preset(name: str, command: str) -> dict[str, Any]:
     """The settings of a preset for `train` or `adapt`: a file in `usfan/presets`."""
+    from importlib import resources
+
     import yaml
 
     folder = resources.files("usfan.presets")
@@ -195,22 +217,34 @@ def make_config(kind: type[T], given: dict[str, Any]) -> T:
 
 
 def unknown_setting(name: str, known: Collection[str], otherwise: str) -> ConfigError:
-    if name in known:  # of another command
-        return ConfigError(f"this command has no setting {name!r}: {otherwise}")
-    near = difflib.get_close_matches(name, sorted(known), n=3)
-    return ConfigError(f"unknown setting {name!r}: " + (f"did you mean {', '.join(near)}?" if near else otherwise))
+    """The name may be a stranger's: it is shown escaped, and cut."""
+    near = difflib.get_close_matches(name[:80], sorted(known), n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else otherwise
+    return ConfigError(f"unknown setting {reprlib.repr(name)}: {hint}")
 
 
-def convert(item: dataclasses.Field, value: Any) -> Any:
-    """Check a value (from YAML, a flag, or Python) against the field's type, and convert where that loses nothing."""
+class Typed(Protocol):
+    """A field of a dataclass, or a flag of the command line."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> Any: ...
+
+
+def convert(item: Typed, value: Any) -> Any:
+    """Check a value (from YAML, a flag, or Python) against the type, and convert it if that loses nothing."""
     kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
     if value is None and "None" in kind:
         return None
     if kind.startswith("bool"):
+        value = {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
         if isinstance(value, bool):
             return value
-        raise ConfigError(f"{item.name} must be true or false; got {reprlib.repr(value)[:80]}")
+        raise ConfigError(f"{item.name} must be true or false (on or off); got {reprlib.repr(value)[:80]}")
     if "str" in kind and "float" not in kind:
+        if isinstance(value, bool):  # YAML reads on and off so
+            return "on" if value else "off"
         if not isinstance(value, (str, int, float)):
             raise ConfigError(f"{item.name} must be a text; got {reprlib.repr(value)[:80]}")
         return str(value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import reprlib
+
 from usfan.errors import ConfigError
 
 
@@ -15,7 +18,9 @@ def is_number(text: str) -> bool:
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        near = difflib.get_close_matches(str(value)[:80], allowed, n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {reprlib.repr(value)}{hint}")
 
 
 def at_least(name: str, value: float, least: float) -> None:

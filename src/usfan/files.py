@@ -10,11 +10,12 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from usfan.errors import ConfigError
+
+if TYPE_CHECKING:  # settings are read before anything heavy is imported
+    from torch import Tensor
 
 
 def must_be_writable(folder: Path, flag: str = "--out") -> None:
@@ -79,3 +80,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
             found = re.search(r"os error (\d+)", str(error))
             number = int(found[1]) if found else errno.EIO
             raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file, which may be a stranger's. ValueError for what cannot be read, and for aliases, by which a few lines
+    name millions of values."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("aliases (*name) are not allowed")
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None

@@ -23,6 +23,7 @@ from usfan.adaptation.guard import (
     Guard,
 )
 from usfan.posterior.predictive import certainty_weights
+from usfan.scoring.outputs import Outputs
 
 CLASSES = ("a", "b", "c", "d")
 TINY = {"epochs": 2, "batch_size": 8}
@@ -219,3 +220,12 @@ def test_neighbours_torn_apart_are_not_kept(source, monkeypatch, open_set) -> No
     assert last["source_neighbours"] < before["source_neighbours"] - TORN
     assert model.history["kept_epoch"] == (2 if open_set else 0)
     assert ("lie together" in model.history["guard"]["reason"]) != open_set
+
+
+def test_a_class_that_swallowed_the_target_is_named():
+    source = torch.eye(3).repeat(10, 1)
+    swallowed = torch.tensor([[0.1, 0.8, 0.1]]).repeat(30, 1)
+    guard = Guard(enabled=True, names=("mug", "pen", "lamp"))
+    guard.see_source(Outputs(source, source, source, source, torch.zeros(30)))
+    guard.consider(1, {}, swallowed, torch.nn.Linear(1, 1))
+    assert guard.collapsed.startswith("class pen swallowed the target")

@@ -130,7 +130,7 @@ def test_the_command_line_starts_two_processes(tmp_path: Path, capfd: pytest.Cap
     adapt = ["adapt", model, target, *options, "--method", "u-sfan+", "--guard", "off", "--epochs", "1"]
     assert main([*adapt, "--out", one]) == 0
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
-    command = [str(Path(sys.executable).with_name("usfan")), *adapt, "--out", two, "--devices", "2"]
+    command = [str(Path(sys.executable).with_name("usfan")), *adapt, "--out", two, "--set", "devices=2"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert_same_model(Path(one), Path(two))
@@ -168,4 +168,6 @@ def test_more_devices_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_one_process_commands_refuse_more(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo"), "--devices", "2"]) == 2
+    assert "unknown option: --devices" in capsys.readouterr().err
+    assert main(["reproduce", "toy", "--out", str(tmp_path / "toy"), "--set", "devices=2"]) == 2
     assert "one process" in capsys.readouterr().err

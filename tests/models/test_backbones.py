@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from safetensors.torch import save_file
 
 from oracles.efficientnet_lite import features_and_logits, wave
 from usfan.errors import ConfigError
+from usfan.models import hub
 from usfan.models.backbones import (
     create_backbone,
     load_weights,
     offline_weights,
     read_state,
     recognise_timm,
+    resolve_pretrained,
     timm_model,
 )
 from usfan.models.small_backbones import SMALL_BACKBONES
@@ -87,9 +90,48 @@ def test_a_known_name_with_something_unknown_behind(name):
 
 
 def test_weights_that_would_have_to_be_downloaded(monkeypatch):
-    monkeypatch.setattr("timm.create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
-    with pytest.raises(ConfigError, match="weights are not to be had: no network"):
+    monkeypatch.setattr("usfan.models.hub.reachable", lambda: True)
+    monkeypatch.setattr("timm.create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no such file")))
+    with pytest.raises(ConfigError, match="pretrained weights are unavailable: no such file"):
         create_backbone("resnet18", "timm")
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """A Hub that cannot be reached, and nothing of it on this machine."""
+    for name in hub.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://localhost:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+def test_without_a_network_it_takes_a_moment_and_one_line(no_network, caplog):
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"the Hugging Face Hub cannot be reached .*--pretrained FILE") as raised:
+        create_backbone("mobilenetv3_small_050", "timm")
+    assert time.monotonic() - started < 20
+    assert "\n" not in str(raised.value)
+    assert "Retry" not in caplog.text
+    from huggingface_hub import constants
+
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_the_hub_is_asked_behind_a_proxy(no_network, monkeypatch):
+    assert not hub.reachable()
+    monkeypatch.setenv("HTTPS_PROXY", "http://localhost:1")
+    assert hub.reachable()
+
+
+def test_auto_says_what_it_took(monkeypatch, tmp_path, capsys):
+    weights = tmp_path / "some_package" / "models" / "weights.pth"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: weights)
+    assert resolve_pretrained("tf_efficientnet_lite0", "auto") == weights
+    said = capsys.readouterr().err
+    assert said == "tf_efficientnet_lite0 starts from ImageNet weights, those of the installed package some_package\n"
 
 
 @pytest.mark.parametrize("name", ["resnet18", "digits-cnn"])

@@ -48,7 +48,7 @@ class Bench:
             "train": ("train", self.data, "--backbone", "digits-cnn", *run),
             "posterior": ("posterior", self.source, self.data, *TINY),
             "adapt": ("adapt", self.source, self.target, *run),
-            "adapt with a cache": ("adapt", self.source, self.target, *run, "--cache", "OUT/cache"),
+            "adapt with a cache": ("adapt", self.source, self.target, *run, "--set", "cache=OUT/cache"),
             "predict": ("predict", self.source, many, *TINY),
             "suite": suite,
         }

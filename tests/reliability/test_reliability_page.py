@@ -7,7 +7,7 @@ from kill_and_resume import passed as kill_passed
 from soak import passed as soak_passed
 from tables import PAGE, TABLES, load
 
-from usfan.cli.main import build_parser
+from usfan.cli.flags import COMMANDS
 
 ROOT = PAGE.parents[1]
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -33,11 +33,7 @@ def test_links_and_scripts_exist():
 
 
 def test_flags_that_are_named_exist():
-    every = " ".join(
-        flag
-        for parser in build_parser()._subparsers._group_actions[0].choices.values()  # type: ignore[union-attr]
-        for flag in parser._option_string_actions
-    )
+    every = {"--" + name.replace("_", "-") for _, make in COMMANDS.values() for name in make().flags}
     for flag in set(re.findall(r"`(--[a-z-]+)`", TEXT)):
         assert flag in every, flag
 

@@ -66,7 +66,7 @@ def test_the_demo_and_the_commands_need_no_network(alone):
 
 def test_only_a_hub_id_asks_for_it(alone):
     assert "socket.getaddrinfo" in alone["hub"]  # so that the hook is seen to work
-    assert "not to be had from the Hub" in alone["refused"]
+    assert "the Hugging Face Hub does not give it" in alone["refused"]
 
 
 def test_nothing_is_unpickled_at_run_time(alone):

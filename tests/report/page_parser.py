@@ -46,8 +46,12 @@ class Parser(HTMLParser):
         super().__init__()
         self.root = Element("", {})
         self.open = [self.root]
+        self.glued = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "wbr":  # a place where a name may be broken is no end of it
+            self.glued = True
+            return
         element = Element(tag, {k: v or "" for k, v in attrs})
         self.open[-1].children.append(element)
         if tag not in VOID:
@@ -61,7 +65,12 @@ class Parser(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].words.append(data)
+        words = self.open[-1].words
+        if self.glued and words:
+            words[-1] += data
+        else:
+            words.append(data)
+        self.glued = False
 
 
 def parse(page: Path) -> Element:

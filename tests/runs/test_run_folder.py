@@ -36,7 +36,7 @@ def source(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapted(data, source, tmp_path_factory):
-    return adapt_tiny(source, data["target"], tmp_path_factory.mktemp("runs") / "adapted")
+    return adapt_tiny(source, data["target"], tmp_path_factory.mktemp("runs") / "adapted", "--method", "u-sfan+")
 
 
 @pytest.mark.parametrize("which", ["source", "adapted"])

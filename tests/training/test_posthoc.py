@@ -110,10 +110,11 @@ def test_attach_predict_adapt_save_and_load(kind, tmp_path):
                 usfan.SourceModel.load(folder)
 
 
-def test_the_point_estimate_is_the_modules_own():
+def test_the_point_estimate_is_the_modules_own(caplog):
     module = Net().eval()
     source = usfan.attach_posterior(module, pictures(), head="top", spec=usfan.InputSpec(3, 36, 36))
-    assert source.classes == ("0", "1", "2")  # no labels, no names
+    assert source.classes == ("class 0", "class 1", "class 2")  # no labels, no names, and it is said
+    assert "called class 0 to class 2 until classes= names them" in caplog.text
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (source.spec.mean, source.spec.std))
     images = (torch.from_numpy(pictures()).permute(0, 3, 1, 2) / 255 - mean) / std
     with torch.no_grad():

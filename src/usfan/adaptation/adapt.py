@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from usfan.adaptation.guard import Guard, Kept
 from usfan.adaptation.guidance import Guidance
-from usfan.adaptation.methods import Method
+from usfan.adaptation.methods import Later, Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
@@ -50,6 +51,9 @@ from usfan.scoring.validators import validate
 
 log = logging.getLogger(__name__)
 
+SETTLED = 50
+"""Batches after which BatchNorm, which moves by a tenth at each, has forgotten the source's statistics."""
+
 
 def adapt(
     source: SourceModel,
@@ -73,6 +77,8 @@ def adapt(
         store = engine_store(as_images(data).without_labels(), source.spec, engine)
     if len(store) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
+    if isinstance(store, FeatureStore) and any(term.needs_pixels for term in row.all_terms):
+        raise ConfigError(f"{config.method} changes the images themselves, and features are given: give it images")
     seen = witness if isinstance(witness, Tensor) else look(config.witness, source, store, row, engine)
     return Adaptation(source, store, config, row, engine, run, progress, seen).run()
 
@@ -116,12 +122,14 @@ class Adaptation:
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
-        self.epochs = config.epochs if method.terms else 0
-        self.steps = count_batches(len(store), config.batch_size) * self.epochs
+        self.stages = [(stage.terms, stage_of(config, method, stage)) for stage in method.stages]
+        self.ends = list(itertools.accumulate(stage.epochs for _, stage in self.stages))
+        self.epochs, self.number = self.ends[-1], -1
+        self.steps = sum(self.steps_of(stage) for _, stage in self.stages)
         self.compiled = worth_compiling(runtime, self.steps)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
         separation = next((t.separation for t in method.terms if isinstance(t, Separation)), 0.0)
-        self.settles = method.settles or bool(separation)
+        self.settles = bool(separation) or (method.settles and bool(method.terms))
         self.guide = Guidance(
             len(store),
             len(source.classes),
@@ -134,7 +142,10 @@ class Adaptation:
             separates=bool(separation),
         )
         self.guard = Guard(
-            enabled=config.guard, partial=config.setting == "partial", neighbourly=config.setting != "open"
+            enabled=config.guard,
+            partial=config.setting == "partial",
+            neighbourly=config.setting != "open",
+            names=source.classes,
         )
         self.classifier: Classifier = source.classifier
         self.first: dict[str, Tensor] = {}
@@ -150,7 +161,10 @@ class Adaptation:
         started = time.perf_counter()
         whole = prepare(copy.deepcopy(self.source.classifier), self.source.spec, self.runtime, steps=self.method.adapts)
         given = isinstance(self.store, FeatureStore)
-        frozen = given or (self.config.tune == "new" and not any(term.needs_pixels for term in self.method.terms))
+        frozen = given or (
+            all(stage.tune == "new" for _, stage in self.stages)
+            and not any(term.needs_pixels for term in self.method.all_terms)
+        )
         if frozen and not given:
             self.store = features_of(whole, self.store, self.source.spec, self.runtime)
         classifier = on_features(whole) if frozen else whole
@@ -172,36 +186,50 @@ class Adaptation:
 
     def open(self, classifier: Classifier) -> Outputs:
         """Everything that a run needs, made around the classifier; what the source model says of the target."""
-        config, runtime = self.config, self.runtime
-        self.classifier = classifier
+        self.classifier, runtime = classifier, self.runtime
         self.first = {name: value.clone() for name, value in classifier.state_dict().items()}
         self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
         before = self.outputs()
         check_finite(before.logits, before.posterior_probs)
         self.guard.see_source(before)
         self.warn_of_missing_classes(before)
-        context = Context(
+        self.context = Context(
             len(self.store),
             len(self.source.classes),
             runtime,
             self.epochs,
-            config.seed,
+            self.config.seed,
             self.guide,
             before,
             self.witness,
             self.posterior,
         )
-        self.terms = [term.started(context) for term in self.method.terms]
-        views = dataclasses.replace(self.source.spec, augment=config.augment or self.source.spec.augment)
-        self.loop = Loop(
-            classifier,
-            Feeder(self.store, views, config.seed, runtime),
-            stage_of(config, self.epochs),
-            self.terms,
-            runtime,
-            progress=self.progress,
-        )
+        self.enter(0)
         return before
+
+    def enter(self, number: int) -> None:
+        """Begin a stage: its terms, and a loop with an optimiser of its own."""
+        if self.number == number:
+            return
+        if self.number >= 0:
+            self.loop.release()
+        self.number = number
+        terms, stage = self.stages[number]
+        context = dataclasses.replace(self.context, epochs=stage.epochs)
+        self.terms = [term.started(context) for term in terms]
+        views = dataclasses.replace(self.source.spec, augment=self.config.augment or self.source.spec.augment)
+        feeder = Feeder(self.store, views, self.config.seed, self.runtime)
+        done = sum(self.steps_of(stage) for _, stage in self.stages[:number])
+        progress = None if self.progress is None else from_step(self.progress, done, self.steps)
+        self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, progress=progress)
+
+    def stage_at(self, epoch: int) -> tuple[int, int]:
+        """The number of the stage that trains after so many epochs, and its own epoch."""
+        number = next((n for n, end in enumerate(self.ends) if epoch < end), 0)
+        return number, epoch - (self.ends[number] - self.stages[number][1].epochs)
+
+    def steps_of(self, stage: Stage) -> int:
+        return count_batches(len(self.store), stage.batch_size) * stage.epochs
 
     def train(self, before: Outputs, first: int) -> Outputs:
         """Epoch by epoch, until the end or a collapse; the last look at the target."""
@@ -221,12 +249,17 @@ class Adaptation:
         return outputs
 
     def train_epoch(self, epoch: int, outputs: Outputs) -> None:
+        number, own = self.stage_at(epoch)
+        self.enter(number)
         for term in self.terms:
             term.refresh(outputs)
-            term.begin_epoch(epoch)
-        self.pending = self.loop.train_epoch(epoch)
+            term.begin_epoch(own)
+        if self.terms:
+            self.pending = self.loop.train_epoch(own)
+        else:
+            self.loop.settle(SETTLED)
         for term in self.terms:
-            term.end_epoch(epoch, self.classifier)
+            term.end_epoch(own, self.classifier)
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
@@ -265,6 +298,8 @@ class Adaptation:
         figures: dict[str, Any] = {"epoch": epoch, **self.pending, "weight_mean": float(self.guide.weights.mean())}
         figures["validators"] = validators
         self.records.append(figures)
+        if epoch > 0:
+            self.loop.tell(epoch, figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", **figures)
@@ -283,10 +318,14 @@ class Adaptation:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.loop.restore(tensors)
         self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
-        for number, term in enumerate(self.terms):
-            mark = f"term.{number}."
+        number, own = self.stage_at(epoch)
+        self.enter(number)
+        if own == 0:  # a new stage has no momentum, and terms of its own
+            tensors = {k: v for k, v in tensors.items() if k.startswith("model.")}
+        self.loop.restore(tensors)
+        for place, term in enumerate(self.terms if own else ()):
+            mark = f"term.{place}."
             term.restore({k.removeprefix(mark): v for k, v in tensors.items() if k.startswith(mark)})
         self.records = state["records"][:-1]
         last = state["records"][-1]
@@ -327,10 +366,16 @@ class Adaptation:
         )
 
 
-def stage_of(config: AdaptConfig, epochs: int) -> Stage:
+def from_step(progress: Progress, first: int, total: int) -> Progress:
+    """The progress of a stage as that of the run, in which it begins after `first` steps."""
+    return lambda done, _, figures: progress(first + done, total, figures)
+
+
+def stage_of(config: AdaptConfig, method: Method, stage: Later) -> Stage:
+    """The stage as the loop runs it. A method without terms has nothing to train; to settle takes an epoch."""
     assert config.backbone_lr_scale is not None
-    return Stage(
-        epochs=epochs,
+    first = Stage(
+        epochs=config.epochs if method.terms else int(method.settles),
         batch_size=config.batch_size,
         lr=config.lr,
         backbone_lr_scale=config.backbone_lr_scale,
@@ -339,3 +384,4 @@ def stage_of(config: AdaptConfig, epochs: int) -> Stage:
         tune=config.tune,
         seed=config.seed,
     )
+    return dataclasses.replace(first, **stage.stage)

@@ -79,7 +79,10 @@ class Kept:
 class Guard:
     """Sees every iterate; remembers the best, and the last good one."""
 
-    def __init__(self, *, enabled: bool, partial: bool = False, neighbourly: bool = True) -> None:
+    def __init__(
+        self, *, enabled: bool, partial: bool = False, neighbourly: bool = True, names: tuple[str, ...] | None = None
+    ) -> None:
+        self.names = names
         self.enabled, self.partial, self.neighbourly = enabled, partial, neighbourly
         self.source: Outputs | None = None
         self.classes = 1
@@ -103,7 +106,7 @@ class Guard:
         self.validators[epoch] = validators
         reason = None if self.loss_finite else "the loss is not finite"
         if epoch > 0 and reason is None and self.source is not None:
-            reason = collapse(probs, self.source.probs)
+            reason = collapse(probs, self.source.probs, self.names)
         if not self.enabled:
             return
         if reason is not None:

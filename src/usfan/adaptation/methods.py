@@ -11,21 +11,38 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from usfan.adaptation.certainty import Certainty
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.guidance import Split
+from usfan.adaptation.terms.aad import AttractDisperse
+from usfan.adaptation.terms.cowa import WeightedMixup
+from usfan.adaptation.terms.entropy import Entropy
 from usfan.adaptation.terms.information import InformationMaximization
+from usfan.adaptation.terms.lsc import LocalStructure
+from usfan.adaptation.terms.mixmatch import MixMatch
+from usfan.adaptation.terms.nrc import Reciprocity
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.terms.rotation import Rotation
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Term
+from usfan.adaptation.terms.upa import CleanLabels
 from usfan.adaptation.terms.witness import WitnessAttraction, WitnessLabels
 from usfan.config import convert
 from usfan.errors import ConfigError
 from usfan.field_docs import field_docs
+
+
+@dataclass(frozen=True)
+class Later:
+    """A further stage of a method, which begins with what the stage before it made of the network."""
+
+    terms: tuple[Term, ...]
+    stage: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `compute.stage.Stage` that differ from the first stage's: epochs, lr, …"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,8 @@ class Method:
     split: Split = field(default_factory=Split)
     stage: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `AdaptConfig` that this method sets by default: epochs, tune, …"""
+    then: tuple[Later, ...] = ()
+    """Further stages, one after another."""
     settles: bool = False
     """BatchNorm takes the target's statistics before the first look at it."""
     published: str = ""
@@ -50,12 +69,21 @@ class Method:
         return bool(self.terms) or self.settles
 
     @property
+    def stages(self) -> tuple[Later, ...]:
+        return (Later(self.terms), *self.then)
+
+    @property
+    def all_terms(self) -> tuple[Term, ...]:
+        """Those of all stages."""
+        return tuple(term for stage in self.stages for term in stage.terms)
+
+    @property
     def needs_witness(self) -> bool:
-        return any(term.needs_witness for term in self.terms)
+        return any(term.needs_witness for term in self.all_terms)
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        return (self.certainty, self.split, *self.terms)
+        return (self.certainty, self.split, *self.all_terms)
 
     def settings(self) -> dict[str, Any]:
         """The method's own settings and their values."""
@@ -75,13 +103,17 @@ class Method:
                 near = difflib.get_close_matches(name, known, n=3)
                 hint = f"did you mean {', '.join(near)}?" if near else f"its settings are {', '.join(known) or 'none'}"
                 raise ConfigError(f"{self.name} has no setting {name!r}: {hint}")
-        certainty, split, *terms = (changed(part, given) for part in self.parts)
-        return dataclasses.replace(self, certainty=certainty, split=split, terms=tuple(terms))
+        return self.with_parts(lambda part: changed(part, given))
 
     def decide(self, facts: Facts) -> Method:
         """Every setting that was left open, decided from the facts."""
-        certainty, terms = self.certainty.decide(facts), tuple(term.decide(facts) for term in self.terms)
-        return dataclasses.replace(self, certainty=certainty, terms=terms)
+        return self.with_parts(lambda part: part if isinstance(part, Split) else part.decide(facts))
+
+    def with_parts(self, change: Callable[[Any], Any]) -> Method:
+        """The same method with every part changed; a setting that several terms have is one setting."""
+        first, *then = (dataclasses.replace(stage, terms=tuple(map(change, stage.terms))) for stage in self.stages)
+        certainty, split = change(self.certainty), change(self.split)
+        return dataclasses.replace(self, certainty=certainty, split=split, terms=first.terms, then=tuple(then))
 
 
 def changed(part: Any, given: Mapping[str, Any]) -> Any:
@@ -154,10 +186,73 @@ METHODS.add(
     Method(
         "u-sfan++",
         "labels from a pretrained witness's clusters, named by the source posterior",
-        (WitnessAttraction(), WitnessLabels()),
-        certainty=POSTERIOR,
+        (WitnessLabels(), WitnessAttraction(), InformationMaximization()),
         split=BY_POSTERIOR,
     )
+)
+DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)
+"""L_div alone."""
+METHODS.add(
+    Method(
+        "lsc",
+        "predicted as the nearest neighbours are (local structure clustering of G-SFDA); diverse",
+        (LocalStructure(), DIVERSE),
+        stage={"epochs": 32},
+        published="–/71.3/85.4",
+    )
+)
+METHODS.add(
+    Method(
+        "nrc",
+        "predicted as the neighbours are, reciprocal ones first, and their neighbours; diverse",
+        (Reciprocity(), DIVERSE),
+        published="89.4/72.2/85.9",
+    )
+)
+METHODS.add(
+    Method(
+        "aad",
+        "predicted as the nearest neighbours are, and unlike the rest of the batch",
+        (AttractDisperse(),),
+        published="89.6/72.7/88.0",
+    )
+)
+METHODS.add(
+    Method(
+        "upa",
+        "shot with the cleanest pseudo-labels only, by a vote of neighbours",
+        (InformationMaximization(), CleanLabels()),
+        published="89.9/73.0/88.7",
+    )
+)
+METHODS.add(
+    Method(
+        "cowa",
+        "cross-entropy on mixup, weighted by how sure data and model are of a label (JMDS)",
+        (WeightedMixup(),),
+        stage={"epochs": 30},
+        published="90.3/72.5/86.9",
+    )
+)
+METHODS.add(
+    Method(
+        "shot++",
+        "shot and rotation prediction; then MixMatch from the samples of lowest entropy",
+        (InformationMaximization(), PseudoLabels(), Rotation()),
+        then=(Later((MixMatch(),)),),
+        published="89.2/73.0/87.3",
+    )
+)
+METHODS.add(
+    Method(
+        "tent",
+        "entropy, on the scales and shifts of BatchNorm only, in one pass",
+        (Entropy(),),
+        stage={"epochs": 1, "tune": "affine", "lr": 2.5e-4, "backbone_lr_scale": 1.0, "weight_decay": 0.0},
+    )
+)
+METHODS.add(
+    Method("bn-adapt", "the source model with the target's BatchNorm statistics", stage={"tune": "norm"}, settles=True)
 )
 
 

@@ -7,6 +7,7 @@ checked to be finite, and the posterior to be one.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from usfan.errors import ArtifactError, UsfanError
 from usfan.files import write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone, timm_model
 from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
+from usfan.models.hub import hub_or_cache
 from usfan.posterior.kronecker import KroneckerPosterior
 
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
@@ -32,6 +34,16 @@ MAX_CONFIG_BYTES = 16 << 20
 def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
     """Tensors first, config last: a folder without config.json is not a model."""
     folder.mkdir(parents=True, exist_ok=True)
+    config = model_config(model, private=private)
+    write_tensors(folder / "model.safetensors", model.classifier.state_dict())
+    write_tensors(folder / "posterior.safetensors", model.posterior.tensors())
+    write_json(folder / "config.json", config)
+    write_text(folder / "README.md", model_card(config))
+    return folder
+
+
+def model_config(model: Any, *, private: bool = False) -> dict[str, Any]:
+    """What config.json says of a model."""
     config: dict[str, Any] = {
         "format": "usfan",
         "version": 1,
@@ -53,11 +65,7 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
         config["method"] = model.method
         config["unknown_rule"] = None if model.unknown_rule is None else model.unknown_rule.to_dict()
     config["summary"] = {} if private else model.summary
-    write_tensors(folder / "model.safetensors", model.classifier.state_dict())
-    write_tensors(folder / "posterior.safetensors", model.posterior.tensors())
-    write_json(folder / "config.json", config)
-    write_text(folder / "README.md", model_card(config))
-    return folder
+    return config
 
 
 def load_parts(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> tuple[str, dict[str, Any]]:
@@ -97,15 +105,33 @@ def find_folder(folder: str | Path, **download: Any) -> Path:
                 raise ArtifactError(f"{path}: no {name} in it; a model folder holds {', '.join(FILES)}")
         return path
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)) or str(folder).startswith("."):
-        raise ArtifactError(f"{folder}: no such model folder")
+        raise ArtifactError(f"{folder}: no such model folder{near(path)}")
+    if path.parent.is_dir():  # a path here, mistyped: nothing is asked of the network
+        raise ArtifactError(
+            f"{folder}: no such folder in {path.parent}{near(path)} "
+            f"(it was not looked up on the Hugging Face Hub, because there is a folder {path.parent} here)"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
+        with hub_or_cache():
+            return Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ArtifactError(f"{folder}: no such model folder, and not to be had from the Hub: {reason}") from None
+        raise ArtifactError(
+            f"{folder}: no such model folder here, and the Hugging Face Hub does not give it: {reason}"
+        ) from None
+
+
+def near(path: Path) -> str:
+    """A question with the folders beside it that are named alike."""
+    try:
+        beside = [item.name for item in path.parent.iterdir() if item.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, beside, n=2)
+    return f"; did you mean {' or '.join(str(path.parent / name) for name in close)}?" if close else ""
 
 
 def read_config(path: Path) -> Any:
@@ -169,7 +195,8 @@ def wrap_given(config: ModelConfig, path: Path, module: nn.Module | None) -> Wra
     name, head, spec = config.architecture["module"], config.architecture["head"], config.spec
     if module is None:
         raise ArtifactError(
-            f"{path}: holds the tensors of your own module {name!r}: give it again, load(folder, module=…)"
+            f"{path}: holds the tensors of your own module {name!r}: give it again, load(folder, module=…), or "
+            "on the command line --module MODULE:FUNCTION"
         )
     example = torch.zeros(2, spec.channels, spec.size, spec.size)
     try:

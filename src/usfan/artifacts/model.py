@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from usfan.artifacts.folder import load_parts, save_model
+from usfan.data.labels import some
 from usfan.data.views import InputSpec, test_view
+from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.kronecker import KroneckerPosterior
@@ -32,9 +35,14 @@ class Passes:
     skipped: tuple[Any, ...] = ()
     path: tuple[Tensor, ...] = ()
     """The predicted class of each image after 0, 1, … epochs (of a resumed run, after those since)."""
+    images: Any = field(default=None, repr=False)
+    """The `ImageData` itself, without its labels, if `usfan.adapt` was given one: reports show its images."""
+
+    def __repr__(self) -> str:
+        return f"Passes({len(self.after)} images before and after)"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SourceModel(ModelHubMixin):
     """A trained classifier with the posterior of its last layer. The mixin adds `push_to_hub` and `save_pretrained`."""
 
@@ -57,6 +65,34 @@ class SourceModel(ModelHubMixin):
         """Whether the backbone started from pretrained weights."""
         return came_pretrained(self.architecture)
 
+    def facts(self) -> dict[str, str]:
+        """What a person asks of a model first."""
+        network = self.architecture.get("backbone") or self.architecture.get("timm") or self.architecture.get("module")
+        spec = self.spec
+        return {
+            "network": str(network),
+            "classes": f"{len(self.classes)}: {some(self.classes, 4)}",
+            "input": f"{spec.channels}×{spec.size}×{spec.size}",
+            "posterior": f"of {self.posterior.count:,} images, prior precision {self.posterior.prior_precision:.3g}",
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'; '.join(f'{name} {fact}' for name, fact in self.facts().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(fact)}</td></tr>"
+            for name, fact in self.facts().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+    def report(self, out: str | Path, data: Any = None) -> Path:
+        """Write the HTML report to a file. `data` brings labels and, for a model that was loaded, the images."""
+        import usfan
+
+        return usfan.report_model(self, out, data)
+
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """The posterior's view of features and logits that a pass gave."""
         posterior_probs, information = self.posterior.moments(features, self.temperature, self.samples)
@@ -74,7 +110,7 @@ class SourceModel(ModelHubMixin):
         )
 
     def predict(self, images: Any, batch_size: int = 64) -> Prediction:
-        """Images as a tensor or array (one or many), a path, a folder, or an `ImageData`."""
+        """Images as a tensor or array (one or many), a Pillow image, paths, a folder, or whatever `ImageData` takes."""
         parts = [self.to_prediction(outputs) for _, outputs in self.predict_batches(images, batch_size)]
         names = ("probs", "label", "entropy", "weight", "unknown")
         return Prediction(**{n: torch.cat([getattr(p, n) for p in parts]) for n in names}, classes=self.classes)
@@ -123,7 +159,7 @@ class SourceModel(ModelHubMixin):
         self.save(save_directory)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AdaptedModel(SourceModel):
     """A source model after stage 2: the extractor moved, the head and the posterior are the source's."""
 
@@ -135,6 +171,11 @@ class AdaptedModel(SourceModel):
     passes: Passes | None = None
     """The target before and after, fresh from `adapt`; not saved with the model."""
     kind = "adapted"
+
+    def facts(self) -> dict[str, str]:
+        guard = self.history.get("guard") or {}
+        own = {"method": self.method} | ({"result": str(guard["reason"])} if guard.get("reason") else {})
+        return own | super().facts()
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:
         if self.unknown_rule is None:
@@ -156,6 +197,20 @@ def load_model(folder: str | Path, *, module: nn.Module | None = None, **downloa
     return AdaptedModel(**parts) if kind == "adapted" else SourceModel(**parts)
 
 
+def as_model(model: Any, module: nn.Module | None = None) -> SourceModel:
+    """A model that was given as such, as its folder, or as a Hub id."""
+    if isinstance(model, SourceModel):
+        return model
+    if isinstance(model, (str, Path)):
+        return load_model(model, module=module)
+    if isinstance(model, nn.Module):
+        raise ConfigError(
+            f"a {type(model).__name__} has no posterior yet: make a model of it first, "
+            "usfan.attach_posterior(module, data, classes=…)"
+        )
+    raise ConfigError(f"expected a model or the folder of one, not a {type(model).__name__}")
+
+
 def as_images(images: Any, channels: int = 3) -> Any:
     """An `ImageData` of whatever was given; a single image counts as a batch of one.
 
@@ -167,12 +222,11 @@ def as_images(images: Any, channels: int = 3) -> Any:
         return images
     if isinstance(images, Image.Image):
         images = [images]
-    if (
-        isinstance(images, (str, Path))
-        and Path(images).is_file()
-        and Path(images).suffix.lower() not in (".txt", ".lst", ".list")
-    ):
-        return ImageData([str(images)])
-    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and images.shape[0] == channels)):
+    if hasattr(images, "ndim") and (images.ndim == 2 or (images.ndim == 3 and is_one_image(images, channels))):
         images = images[None]
     return ImageData(images)
+
+
+def is_one_image(array: Any, channels: int) -> bool:
+    """Whether three axes are those of one image, C×H×W or H×W×3, and not N×H×W."""
+    return array.shape[0] == channels or (array.shape[-1] == 3 and array.shape[1] != 3)

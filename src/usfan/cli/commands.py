@@ -6,21 +6,22 @@ import contextlib
 import dataclasses
 import functools
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from usfan.cli.settings import (
-    drop_seed,
+from usfan.cli.edges import (
+    load_module,
     must_be_a_file,
-    nothing_left,
     open_data,
     open_runtime,
+    print_json_lines,
+    say_changes,
     say_skipped,
     take,
-    without_runtime,
 )
-from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
+from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError
 from usfan.progress import bar, console, print_metrics, step_progress
 
@@ -29,14 +30,12 @@ def train(settings: dict[str, Any]) -> None:
     from usfan.runs.folder import open_run
     from usfan.training.source import train_source
 
-    out, data_path = settings.pop("out"), settings.pop("data")
-    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
-    data = open_data(settings, data_path)
+    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
+    data, seen = open_data(settings)
     values = take(settings, TrainConfig)
     config = make_config(TrainConfig, values)
-    runtime_values = {k: v for k, v in settings.items() if k in {f.name for f in dataclasses.fields(RuntimeConfig)}}
-    runtime = open_runtime(settings, several=True)
-    recorded = {"data": data_path, **dataclasses.asdict(config), **runtime_values}
+    runtime, computing = open_runtime(settings, several=True)
+    recorded = {**seen, **dataclasses.asdict(config), **computing, "private": private}
     with open_run(runtime, out, recorded, command="train", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
@@ -60,20 +59,20 @@ def train(settings: dict[str, Any]) -> None:
 
 def posterior(settings: dict[str, Any]) -> None:
     from usfan.artifacts.model import SourceModel
+    from usfan.data.class_file import read_classes
     from usfan.runs.folder import open_run
     from usfan.training.posthoc import from_state_dict, refit_posterior
 
-    out, model_path, data_path = settings.pop("out"), settings.pop("model"), settings.pop("data")
-    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
-    drop_seed(settings)
-    data = open_data(settings, data_path)
-    backbone, head = settings.pop("backbone", None), settings.pop("head", None)
-    given: dict[str, Any] = {k: settings.pop(k) for k in ("prior", "damping", "weight_decay") if k in settings}
-    options = make_config(TrainConfig, given)
-    runtime = open_runtime(settings, several=True)
-    fitted: dict[str, Any] = {"prior": options.prior, "damping": options.damping}
-    fitted["weight_decay"] = options.weight_decay if "weight_decay" in given else None
-    recorded = {"model": model_path, "data": data_path, "backbone": backbone, "head": head, **fitted}
+    out, model_path = settings["out"], settings["model"]
+    resume, private = settings.get("resume", False), settings.get("private", False)
+    data, seen = open_data(settings)
+    backbone, head, names = (settings.get(k) for k in ("backbone", "head", "classes"))
+    options = make_config(TrainConfig, {k: settings[k] for k in ("prior", "damping") if k in settings})
+    fitted = {"prior": options.prior, "damping": options.damping, "weight_decay": settings.get("weight_decay")}
+    classes = None if names is None else read_classes(names)
+    runtime, computing = open_runtime(settings, several=True)
+    network = {"backbone": backbone, "head": head, "classes": names}
+    recorded = {"model": model_path, **seen, **network, **fitted, **computing, "private": private}
     with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
         if run.finished() is not None:
             console.print(f"{out} is finished already", markup=False)
@@ -83,11 +82,11 @@ def posterior(settings: dict[str, Any]) -> None:
                 raise ConfigError(
                     f"{model_path} is a model folder, which says what its network is: leave --backbone and --head out"
                 )
-            fit = functools.partial(refit_posterior, SourceModel.load(model_path), data, runtime)
+            fit: Any = functools.partial(refit_posterior, SourceModel.load(model_path), data, runtime)
         else:
             fit = functools.partial(from_state_dict, model_path, backbone, data, runtime, head=head)
         with bar("fitting", len(data)) as shown:
-            model = fit(progress=shown.advance, **fitted)
+            model = fit(progress=shown.advance, classes=classes, **fitted)
         if runtime.rank:
             return
         model.save(run.path, private=private)
@@ -118,24 +117,23 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
 
-    out, source_path, data_path = settings.pop("out"), settings.pop("source"), settings.pop("data")
-    resume, private = bool(settings.pop("resume", False)), bool(settings.pop("private", False))
-    data = open_data(settings, data_path)
-    runtime_values = take(settings, RuntimeConfig)
+    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
+    source_path, module = one_source(settings["source"]), load_module(settings.get("module"))
+    data, seen = open_data(settings)
     stored = load_config(source_path)
-    config, method = resolve(settings, pretrained=came_pretrained(stored.architecture), classes=len(stored.classes))
-    if data.labels is not None:
-        data = data.match_classes(stored.classes, open_set=config.setting == "open")
-    runtime = open_runtime(dict(runtime_values), several=True)
+    given = {k: v for k, v in settings.items() if k not in own_names()}
+    config, method = resolve(given, pretrained=came_pretrained(stored.architecture), classes=len(stored.classes))
+    data = data.for_model(stored.classes, open_set=config.setting == "open")
+    runtime, computing = open_runtime(settings, several=True)
     values = recorded_settings(config, method)
-    recorded = {"source": source_path, "data": data_path, **values, **runtime_values}
+    recorded = {"source": source_path, **seen, **values, **computing, "private": private}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
             console.print(f"{out} is finished already", markup=False)
             return
         with decoding(data.without_labels(), stored.spec, runtime) as decoded:
-            source = SourceModel.load(source_path)
+            source = SourceModel.load(source_path, module=module)
             store = decoded()
         with bar("adapting", unit="images") as shown:
             progress = step_progress(shown, config.batch_size)
@@ -145,11 +143,11 @@ def adapt(settings: dict[str, Any]) -> None:
             metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
             save_samples(run.path, model, data, private=private)
             if private:
-                run.withhold("source", "data", "cache")
+                run.withhold("source", "data", "cache", "root")
             run.save_metrics(metrics)
             run.drop_checkpoints()
             say_skipped(data, run, private=private)
-            console.print(f"{config.method}: {model.history['guard']['reason']}", markup=False)
+            say_changes(out, settings["data"], model)
             if "after" in metrics:
                 shift = {
                     f"{name} {when}": metrics[when].get(name)
@@ -159,19 +157,30 @@ def adapt(settings: dict[str, Any]) -> None:
                 print_metrics(shift, out)
 
 
+def one_source(paths: list[str]) -> str:
+    if len(paths) > 1:
+        raise ConfigError(f"one SOURCE and DATA are needed; got {len(paths)} sources: {', '.join(paths)}")
+    return paths[0]
+
+
+def own_names() -> set[str]:
+    """What `adapt` takes beside the settings of the adaptation."""
+    own = {"source", "data", "out", "resume", "private", "module", "root", "strict", "unlabelled"}
+    return own | {f.name for f in dataclasses.fields(RuntimeConfig)}
+
+
 def evaluate(settings: dict[str, Any]) -> None:
     from usfan.artifacts.model import SourceModel
     from usfan.compute.share import first_speaks
     from usfan.evaluation.evaluate import evaluate as run_evaluation
     from usfan.runs.folder import open_run
 
-    out, model_path, data_path = settings.pop("out", None), settings.pop("model"), settings.pop("data")
-    open_set = bool(settings.pop("open_set", False))
-    drop_seed(settings)
-    data = open_data(settings, data_path)
-    model = SourceModel.load(model_path)
-    runtime = open_runtime(settings, several=True)
-    recorded = {"model": model_path, "data": data_path, "open_set": open_set}
+    out, model_path, open_set = settings.get("out"), settings["model"], settings.get("open_set", False)
+    module = load_module(settings.get("module"))
+    data, seen = open_data(settings)
+    model = SourceModel.load(model_path, module=module)
+    runtime, _ = open_runtime(settings, several=True)
+    recorded = {"model": model_path, **seen, "open_set": open_set}
     with contextlib.ExitStack() as stack:
         stack.enter_context(first_speaks(runtime))
         run = None if out is None else stack.enter_context(open_run(runtime, out, recorded, command="evaluate"))
@@ -185,7 +194,7 @@ def evaluate(settings: dict[str, Any]) -> None:
             run.scalars({f"evaluate/{name}": value for name, value in figures.items()}, 0)
             run.log("evaluated", **figures)
         say_skipped(data, run)
-    print_metrics(metrics, f"{model_path} on {data_path}")
+    print_metrics(metrics, f"{model_path} on {settings['data']}")
     print(json.dumps(figures))
 
 
@@ -194,26 +203,30 @@ def predict(settings: dict[str, Any]) -> None:
     from usfan.compute.share import first_speaks
     from usfan.evaluation.predictions import write_predictions
 
-    out, model_path, data_path = Path(settings.pop("out")), settings.pop("model"), settings.pop("data")
-    coverage = settings.pop("coverage", None)
-    if coverage is not None and not (isinstance(coverage, (int, float)) and 0 < coverage <= 1):
+    out, as_json, coverage = settings.get("out"), settings.get("json", False), settings.get("coverage")
+    if coverage is not None and not 0 < coverage <= 1:
         raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
-    must_be_a_file(out, "--out")
-    drop_seed(settings)
-    data = open_data(settings, data_path)
-    model = SourceModel.load(model_path)
-    runtime = open_runtime(settings, several=True)
-    with first_speaks(runtime), bar("predicting", len(data)) as shown:
-        count = write_predictions(out, model.to(runtime.device), data, coverage, runtime, shown.advance)
+    if out is not None:
+        must_be_a_file(Path(out), "--out")
+    module = load_module(settings.get("module"))
+    data, _ = open_data(settings)
+    model = SourceModel.load(settings["model"], module=module)
+    runtime, _ = open_runtime(settings, several=out is not None)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "table.csv") if out is None else Path(out)
+        with first_speaks(runtime), bar("predicting", len(data)) as shown:
+            count = write_predictions(table, model.to(runtime.device), data, coverage, runtime, shown.advance)
+        if as_json and runtime.rank == 0:
+            print_json_lines(table, None if out is None else table)
     say_skipped(data)
-    console.print(f"{out}: {count} predictions", markup=False)
+    if out is not None:
+        console.print(f"{out}: {count} predictions", markup=False)
 
 
 def report(settings: dict[str, Any]) -> None:
     from usfan.report.page import write_report
 
-    runs, out = [Path(r) for r in settings.pop("runs")], settings.pop("out", None)
-    nothing_left(without_runtime(settings))
+    runs, out = [Path(run) for run in settings["runs"]], settings.get("out")
     if out is not None:
         must_be_a_file(Path(out), "--out")
     path = write_report(runs, Path(out) if out else runs[0] / "report.html")
@@ -222,14 +235,15 @@ def report(settings: dict[str, Any]) -> None:
 
 def export(settings: dict[str, Any]) -> None:
     from usfan.artifacts.model import SourceModel
-    from usfan.artifacts.onnx import export_onnx
+    from usfan.artifacts.onnx import OUTPUTS, TENSOR_OUTPUTS, export_onnx
 
-    out, model_path = Path(settings.pop("onnx")), settings.pop("model")
+    out, tensors = Path(settings["onnx"]), settings.get("tensors", False)
     must_be_a_file(out, "--onnx")
-    nothing_left(without_runtime(settings))
+    model = SourceModel.load(settings["model"], module=load_module(settings.get("module")))
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
-        worst = export_onnx(SourceModel.load(model_path), out)
-    console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)
+        worst = export_onnx(model, out, tensors=tensors)
+    gives = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
+    console.print(f"{out}: {gives}; onnxruntime agrees to {worst:.1e}", markup=False)
 
 
 def methods(settings: dict[str, Any]) -> None:
@@ -238,8 +252,7 @@ def methods(settings: dict[str, Any]) -> None:
 
     from usfan.adaptation.methods import METHODS, find_method
 
-    name = settings.pop("name", None)
-    nothing_left(without_runtime(settings))
+    name = settings.get("name")
     if name is None:
         table = Table(title="Methods")
         for column in ("name", "what it does", "weights", "published"):
@@ -262,22 +275,27 @@ def demo(settings: dict[str, Any]) -> None:
     from usfan.reproduce.digits import run_demo
     from usfan.runs.folder import folder_lock
 
-    out = Path(settings.pop("out", "runs/demo"))
-    seed = make_config(AdaptConfig, take(settings, AdaptConfig)).seed
-    runtime = open_runtime(settings)
-    nothing_left(settings)
+    out = Path(settings.get("out", "runs/demo"))
+    runtime, _ = open_runtime(settings)
     with folder_lock(out):
-        run_demo(out, runtime=runtime, seed=seed)
+        run_demo(out, runtime=runtime, seed=settings.get("seed", 0))
 
 
 def reproduce(settings: dict[str, Any]) -> None:
     from usfan.reproduce.command import reproduce as run_suite
 
-    name = settings.pop("benchmark")
-    runtime = open_runtime(settings)
-    run_suite(name, settings, runtime)
+    runtime, _ = open_runtime(settings)
+    computing = {f.name for f in dataclasses.fields(RuntimeConfig)}
+    run_suite(settings["benchmark"], {k: v for k, v in settings.items() if k not in computing | {"benchmark"}}, runtime)
+
+
+def completion(settings: dict[str, Any]) -> None:
+    from usfan.cli.parse import completion_script
+
+    print(completion_script(settings["shell"]))
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any]], None]] = {
-    c.__name__: c for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, reproduce)
+    c.__name__: c
+    for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, reproduce, completion)
 }

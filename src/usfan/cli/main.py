@@ -1,293 +1,87 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
-Flags come from the fields of the config dataclasses, their help from the fields' docstrings. A YAML file given with
---config holds the same names; flags go on top. Exit codes: 0 done, 2 a user's mistake (one line), 1 a fault.
+Flags come from the fields of the config dataclasses, their help from the fields' docstrings (`flags`); cyclopts parses
+them (`parse`). A YAML file given with --config holds the same names; flags go on top (`settings`).
+Exit codes: 0 done, 2 a user's mistake (one line), 1 a fault.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
+import difflib
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from usfan import __version__
-from usfan.config import WITHHELD, AdaptConfig, RuntimeConfig, TrainConfig, field_docs
+from usfan.cli.flags import COMMANDS
+from usfan.cli.help import help_page, overview
 from usfan.errors import ConfigError, UsfanError
-
-BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
-
-
-class Parser(argparse.ArgumentParser):
-    """A mistake is one line on stderr."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def add_fields(parser: argparse.ArgumentParser, *kinds: type, skip: Sequence[str] = ()) -> None:
-    """A flag for every field; those not given stay out of the result."""
-    for kind in kinds:
-        group = parser.add_argument_group((kind.__doc__ or kind.__name__).split("\n")[0].rstrip("."))
-        docs = field_docs(kind)
-        for item in dataclasses.fields(kind):
-            if item.name in skip:
-                continue
-            flag, text = "--" + item.name.replace("_", "-"), docs.get(item.name, "").replace("%", "%%")
-            options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
-            if item.type == "bool" and item.default is False:
-                group.add_argument(flag, action="store_true", help=text, **options)
-            elif str(item.type).startswith("bool"):
-                shown = " Default: on." if item.default else ""
-                group.add_argument(flag, choices=("on", "off"), help=text + shown, **options)
-            else:
-                shown = "" if item.default is None else f" Default: {item.default}."
-                group.add_argument(flag, metavar=item.name.upper(), help=text + shown, **options)
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="usfan", description="Adapt a trained image classifier to unlabelled images from a new domain."
-    )
-    parser.add_argument("--version", action="version", version=f"usfan {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-
-    def command(name: str, summary: str, *kinds: type, skip: Sequence[str] = ()) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=summary, description=summary)
-        sub.add_argument("--config", metavar="FILE.yaml", help="Settings by name; flags go on top.")
-        if "seed" not in {f.name for k in kinds for f in dataclasses.fields(k)} - set(skip):
-            sub.add_argument("--seed", type=int, default=argparse.SUPPRESS, help="Seed of whatever is drawn.")
-        add_fields(sub, *kinds, RuntimeConfig, skip=skip)
-        return sub
-
-    data_help = "Folder class/*.jpg, flat folder of images, or list file."
-    sub = command("demo", "MNIST and UCI digits, both ways, all methods: a table and pictures in runs/demo.")
-    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder. Default: runs/demo.")
-
-    sub = command("train", "Train a source model and fit its posterior.", TrainConfig)
-    sub.add_argument("data", help=data_help)
-    add_run(sub)
-    add_data(sub)
-
-    sub = command("posterior", "Fit a posterior to a trained model, post hoc.")
-    sub.add_argument("model", help="Model folder, or a state dict with --backbone.")
-    sub.add_argument("data", help=data_help)
-    sub.add_argument("--backbone", default=argparse.SUPPRESS, help="timm model that the state dict belongs to.")
-    sub.add_argument("--head", default=argparse.SUPPRESS, help="Name of its final Linear, where timm does not say.")
-    sub.add_argument("--prior", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["prior"])
-    sub.add_argument("--damping", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["damping"])
-    sub.add_argument(
-        "--weight-decay",
-        default=argparse.SUPPRESS,
-        help="Of the training, for --prior weight-decay; as stored if not given.",
-    )
-    add_run(sub)
-    add_data(sub)
-
-    sub = command("adapt", "Adapt a source model to unlabelled images.", AdaptConfig)
-    add_method_settings(sub)
-    sub.add_argument("source", help="Model folder or Hub id.")
-    sub.add_argument("data", help=data_help + " Labels are used for the figures at the end, never for adapting.")
-    add_run(sub)
-    add_data(sub)
-
-    sub = command("evaluate", "Figures of a model on labelled images.")
-    sub.add_argument("model", help="Model folder or Hub id.")
-    sub.add_argument("data", help=data_help)
-    sub.add_argument(
-        "--open-set", action="store_true", default=argparse.SUPPRESS, help="Other classes count as unknown."
-    )
-    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder for metrics.json.")
-    add_data(sub)
-
-    sub = command("predict", "A CSV of predictions: path, label, confidence, entropy, weight, unknown.")
-    sub.add_argument("model", help="Model folder or Hub id.")
-    sub.add_argument("data", help=data_help)
-    sub.add_argument("--out", default=argparse.SUPPRESS, metavar="FILE.csv", help="Output file (required).")
-    sub.add_argument(
-        "--coverage", type=float, default=argparse.SUPPRESS, help="Abstain on the least certain 1 − coverage."
-    )
-    add_data(sub)
-
-    sub = command("report", "One HTML page of one or more runs.")
-    sub.add_argument("runs", nargs="+", metavar="RUN", help="Run folders.")
-    sub.add_argument(
-        "--out", default=argparse.SUPPRESS, metavar="FILE.html", help="Default: report.html in the first run."
-    )
-
-    sub = command("export", "The model as one ONNX graph: features, logits, certainty.")
-    sub.add_argument("model", help="Model folder or Hub id.")
-    sub.add_argument("--onnx", default=argparse.SUPPRESS, metavar="FILE", help="Output file (required).")
-
-    sub = command("methods", "The table of methods, or the settings of one.")
-    sub.add_argument("name", nargs="?", default=argparse.SUPPRESS, help="A method, for its settings.")
-
-    sub = command("reproduce", "The paper's tables and figures.", AdaptConfig, skip=("method", "seed"))
-    add_method_settings(sub)
-    sub.add_argument("benchmark", choices=BENCHMARKS, help="Which one.")
-    sub.add_argument("--data", default=argparse.SUPPRESS, metavar="ROOT", help="Folder of the data set.")
-    sub.add_argument("--methods", nargs="+", default=argparse.SUPPRESS, help="Default: all.")
-    seeds_help = "Default: 2019 2020 2021; of the toy 0 to 19, of digits without --data 0."
-    sub.add_argument("--seeds", nargs="+", type=int, default=argparse.SUPPRESS, help=seeds_help)
-    sub.add_argument("--jobs", type=int, default=argparse.SUPPRESS, help="Processes side by side; default 1.")
-    sub.add_argument("--pairs", nargs="+", default=argparse.SUPPRESS, metavar="A-B", help="Only these tasks.")
-    sub.add_argument("--backbone", default=argparse.SUPPRESS, help="Another network than the benchmark's own.")
-    sub.add_argument("--pretrained", default=argparse.SUPPRESS, help=field_docs(TrainConfig)["pretrained"])
-    sub.add_argument("--source-epochs", type=int, default=argparse.SUPPRESS, help="Epochs of stage 1.")
-    sub.add_argument("--out", default=argparse.SUPPRESS, help="Run folder. Default: runs/BENCHMARK.")
-    sub.add_argument(
-        "--allow-counts", action="store_true", default=argparse.SUPPRESS, help="Accept other numbers of images."
-    )
-    sub.add_argument(
-        "--allow-classes", action="store_true", default=argparse.SUPPRESS, help="Accept missing classes too."
-    )
-    return parser
-
-
-def add_method_settings(parser: argparse.ArgumentParser) -> None:
-    """Short forms of --setting, and the settings of the method."""
-    for name, text in (
-        ("open", "The target may hold classes that the model does not know."),
-        ("partial", "The target may lack classes that the model knows."),
-    ):
-        parser.add_argument(f"--{name}-set", action="store_true", default=argparse.SUPPRESS, help=text)
-    about = "Settings of the method, as `usfan methods NAME` lists them."
-    parser.add_argument("--set", nargs="+", default=argparse.SUPPRESS, metavar="NAME=VALUE", help=about)
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    about = "Run folder: settings, figures, log and the model. Needed."
-    parser.add_argument("--out", default=argparse.SUPPRESS, metavar="DIR", help=about)
-    parser.add_argument(
-        "--resume", action="store_true", default=argparse.SUPPRESS, help="Go on with an interrupted run."
-    )
-    parser.add_argument(
-        "--private",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="Leave out paths, file names and, of train and posterior, settings, log and training figures.",
-    )
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root", default=argparse.SUPPRESS, help="Folder that a list's paths start from and may not leave."
-    )
-    parser.add_argument(
-        "--strict", action="store_true", default=argparse.SUPPRESS, help="An unreadable image is an error."
-    )
-
-
-REQUIRED = {"train": "out", "posterior": "out", "adapt": "out", "predict": "out", "export": "onnx"}
-"""Flags that must be given, on the command line or in the config file."""
-TEXTS = {"out", "onnx", "data", "root", "head", "backbone"}
-SWITCHES = {"resume", "private", "strict", "allow_counts", "allow_classes"}
-"""Settings that no config dataclass checks."""
-LISTS = ("methods", "pairs", "seeds")
-"""Settings of several values; in a config file a single one will do."""
-
-
-def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """YAML first, flags on top; on/off becomes true/false. The config.yaml of a run of the same command will do."""
-    path = arguments.pop("config", None)
-    settings: dict[str, Any] = {}
-    if path is not None:
-        import yaml
-
-        try:
-            with open(path, encoding="utf-8") as file:
-                loaded = yaml.safe_load(file)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigError(f"--config {path}: must hold names and values")
-        settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
-        settings = {k: v for k, v in settings.items() if v not in (None, WITHHELD)}
-        settings |= {k: [settings[k]] for k in LISTS if k in settings and not isinstance(settings[k], list)}
-        for name, value in settings.items():
-            if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
-                raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
-        its_own = settings.pop("command", command)
-        if its_own != command:
-            raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
-        if "root" in arguments:
-            check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
-    settings |= method_settings(arguments.pop("set", []))
-    settings |= arguments
-    needed = REQUIRED.get(command)
-    if needed is not None and needed not in settings:
-        raise ConfigError(f"--{needed} is missing: give it, or put it into the --config file (see --help)")
-    for name in sorted(TEXTS & settings.keys()):
-        value = settings[name]
-        if not isinstance(value, str) or not value or "\0" in value:
-            what = "is empty" if value == "" else f"must be a text; got {value!r}"
-            raise ConfigError(f"{name} {what}")
-    switches = {k: v for k, v in settings.items() if k in ON_OFF | SWITCHES and isinstance(v, str)}
-    settings |= {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
-    for name in sorted(SWITCHES & settings.keys()):
-        if not isinstance(settings[name], bool):
-            raise ConfigError(f"{name} must be true or false; got {settings[name]!r}")
-    return settings
-
-
-def method_settings(pairs: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as settings; on and off are true and false."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: write NAME=VALUE")
-        found[name.replace("-", "_")] = {"on": True, "off": False}.get(value, value)
-    return found
-
-
-def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
-    """Under --root, the paths in a config file may not leave it: the file may be a stranger's."""
-    from usfan.data.lists import inside
-
-    for name in ("cache", "pretrained", "out", "data"):
-        value = settings.get(name)
-        named = name == "pretrained" and value in ("auto", "none", "offline", "timm")
-        if isinstance(value, str) and not named and not inside(os.path.abspath(value), root):
-            raise ConfigError(f"--config {file}: {name}: {value} leaves the root {root}")
-
-
-ON_OFF = {
-    f.name for kind in (TrainConfig, AdaptConfig) for f in dataclasses.fields(kind) if str(f.type).startswith("bool")
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = build_parser()
-    parsed, unknown = parser.parse_known_args(argv)
-    arguments = vars(parsed)
-    name = arguments.pop("command")
-    if unknown:
-        about = f"usfan {name}" if name else "usfan"
-        parser.exit(2, f"{about}: unrecognized arguments: {' '.join(unknown)} (see {about} --help)\n")
-    if name is None:
-        parser.print_help()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
         return 0
+    if words[0] == "--version":
+        print(f"usfan {__version__}")
+        return 0
+    name, settings = words[0], {}
     try:
-        settings = read_settings(name, arguments)
+        if name not in COMMANDS:
+            raise no_command(name)
+        if {"-h", "--help"} & set(words):
+            print(help_page(name))
+            return 0
+        found = parse_settings(name, words[1:])
+        if found is None:
+            return 0
+        settings = found
         from usfan.cli import commands
 
         with quiet_threads():
-            commands.COMMANDS[name](settings)
+            commands.COMMANDS[name](dict(settings))
     except UsfanError as error:
-        print(f"usfan {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{program(name)}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"usfan {name}: interrupted", file=sys.stderr)
+        from usfan.cli.settings import to_go_on
+
+        print(f"{program(name)}: interrupted{to_go_on(name, settings)}", file=sys.stderr)
         return 130
     except (OSError, MemoryError) as error:
-        print(f"usfan {name}: {fault_line(error)}", file=sys.stderr)
+        print(f"{program(name)}: {fault_line(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
+    """The settings of a command; None if the run that they name is finished."""
+    from usfan.cli.parse import parse
+    from usfan.cli.settings import read_settings
+
+    try:
+        given = parse(name, words)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (see usfan {name} --help)") from None
+    settings = read_settings(name, given)
+    if settings is None:
+        print(f"{given['out']} is finished already", file=sys.stderr)
+    return settings
+
+
+def program(name: str) -> str:
+    return f"usfan {name}" if name in COMMANDS else "usfan"
+
+
+def no_command(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    what = "option" if name.startswith("-") else "command"
+    return ConfigError(f"unknown {what} {ascii(name)[:80]}: {hint} (see usfan --help)")
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from usfan.compute.stepper import Stepper
 from usfan.models.classifier import Classifier
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures)."""
+"""Called with (steps done, steps in all, figures). At the end of an epoch the figures hold `epoch` and `epochs`."""
 
 
 @dataclass
@@ -109,6 +109,12 @@ class Loop:
         noted = dict(zip(self.names, means, strict=True))
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
 
+    def tell(self, epoch: int, figures: dict[str, Any]) -> None:
+        """Say that `epoch` epochs are done, and what the last one gave."""
+        if self.progress is not None:
+            shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
+            self.progress(epoch * self.batches, self.steps, {**shown, "epoch": epoch, "epochs": self.stage.epochs})
+
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""
         whole = self.compiled and len(samples) == self.stage.batch_size
@@ -125,13 +131,15 @@ class Loop:
         return forward(self.classifier, images, self.runtime)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """One epoch of forward passes in training mode: BatchNorm takes the statistics of these images, except in a
-        backbone that is frozen."""
+    def settle(self, batches: int = 1) -> None:
+        """Forward passes in training mode, whole epochs of `batches` or more: BatchNorm takes the statistics of these
+        images, except in a backbone that is frozen."""
         seed_everything(self.stage.seed, 0, part=self.runtime.rank)
         set_mode(self.classifier, "new" if self.stage.tune == "new" else "norm")
-        for rows, _ in epoch_batches(len(self.rows), self.stage.batch_size, self.stage.seed, 0, self.runtime):
-            self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
+        for epoch in range(-(-batches // max(1, self.batches))):
+            self.feeder.epoch.fill_(epoch)
+            for rows, _ in epoch_batches(len(self.rows), self.stage.batch_size, self.stage.seed, epoch, self.runtime):
+                self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint needs to go on: the network and the momentum."""

@@ -166,11 +166,11 @@ def count_batches(count: int, batch_size: int) -> int:
 
 def set_mode(classifier: Classifier, tune: str) -> None:
     """Training mode for what moves. A backbone that is frozen ("new") stays in test mode: its BatchNorm statistics do
-    not drift. Under "norm" its BatchNorms train, and the rest of it (dropout) stays in test mode."""
+    not drift. Under "norm" and "affine" its BatchNorms train, and the rest of it (dropout) stays in test mode."""
     classifier.train()
     if tune != "all":
         classifier.backbone.eval()
-    if tune == "norm":
+    if tune in ("norm", "affine"):
         for layer in batch_norms(classifier.backbone):
             layer.train()
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from usfan.config import RuntimeConfig
+from usfan.config import RuntimeConfig, make_config
 from usfan.errors import ConfigError
 from usfan.scoring.objectives import alone
 
@@ -50,6 +51,17 @@ class Runtime:
         torch.distributed.all_reduce(values)
         return values
 
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, one process after another; no gradient passes."""
+        if self.world == 1:
+            return rows
+        counts = torch.zeros(self.world, dtype=torch.long, device=self.device)
+        counts[self.rank] = len(rows)
+        ends = self.total(counts).cumsum(0).tolist()
+        whole = rows.new_zeros(ends[-1], *rows.shape[1:])
+        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
+        return self.total(whole)
+
     def agree(self, number: int) -> bool:
         """Whether all processes hold the same number."""
         value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
@@ -70,6 +82,23 @@ class Runtime:
     def fast(self) -> bool:
         """Whether steps are compiled and captured when there are enough of them."""
         return self.device.type == "cuda" and self.compile != "off" and self.world == 1
+
+
+def as_runtime(runtime: Any = None, device: Any = None) -> Runtime:
+    """A runtime as a caller may give it: `Runtime`, `RuntimeConfig`, a dict of its fields, or None; and a device."""
+    if isinstance(runtime, Runtime):
+        if device is not None and torch.device(str(device)).type != runtime.device.type:
+            raise ConfigError(f"device={str(device)!r} and a runtime on {runtime.device} exclude each other: give one")
+        return runtime
+    if runtime is None or isinstance(runtime, Mapping):
+        runtime = make_config(RuntimeConfig, dict(runtime or {}))
+    if not isinstance(runtime, RuntimeConfig):
+        raise ConfigError(
+            f"runtime must be a dict such as {{'device': 'cuda', 'workers': 4}} or a RuntimeConfig; got {runtime!r:.80}"
+        )
+    if device is not None:
+        runtime = dataclasses.replace(runtime, device=str(device))
+    return start_runtime(runtime)
 
 
 def start_runtime(config: RuntimeConfig | None = None) -> Runtime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TUNE = ("new", "norm", "all")
+TUNE = ("affine", "new", "norm", "all")
 """What may move, from least to most."""
 
 
@@ -19,7 +19,8 @@ class Stage:
     momentum: float = 0.9
     weight_decay: float = 1e-3
     tune: str = "all"
-    """What moves: "new" (the bottleneck), "norm" (BatchNorm too), "all"."""
+    """What moves: "affine" (scales and shifts of BatchNorms only), "new" (the bottleneck), "norm" (BatchNorm too),
+    "all"."""
     head: bool = False
     """Whether the head moves too: in stage 1 only."""
     seed: int = 0

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
+from usfan.data.arrays import one_image
 from usfan.data.decoding.decode import UnreadableImage
-from usfan.data.images import DatasetImages, FileImages, Images
+from usfan.data.images import DatasetImages, FileImages, Images, image_of
 from usfan.data.labels import Labels, from_given, from_names
 from usfan.errors import DataError
+
+MOST_BYTES = 2**34
+"""An iterable without an end must not fill the memory."""
 
 
 class Read(NamedTuple):
@@ -35,6 +41,54 @@ def from_dataset(source: Any, classes: Sequence[str] | None, name: str) -> Read:
     if values is None:
         values = _asked_labels(source, count, name)
     return Read(images, _given(values, classes, count, name))
+
+
+def behind_loader(source: Any) -> Any:
+    """The dataset of a `DataLoader` that hands out all of it; any other loader, and anything else, as it is."""
+    if not isinstance(source, DataLoader) or isinstance(source.dataset, IterableDataset):
+        return source
+    sampler = getattr(source, "sampler", None)
+    whole = isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(source.dataset)  # type: ignore[arg-type]
+    )
+    return source.dataset if whole else source
+
+
+def from_iterable(source: Iterable[Any], classes: Sequence[str] | None, name: str) -> Read:
+    """Images, `(image, label)` pairs, or batches of them, read once and kept as uint8 in memory."""
+    images: list[Any] = []
+    values: list[Any] = []
+    size = 0
+    for image, label in _single(source):
+        where = f"{name}[{len(images)}]"
+        image = one_image(image, where) if isinstance(image, (np.ndarray, torch.Tensor)) else image
+        images.append(image)
+        size += image.nbytes if isinstance(image, np.ndarray) else math.prod(getattr(image, "size", (1,))) * 3
+        if size > MOST_BYTES:
+            raise DataError(f"{name} gave {len(images)} images, {size >> 30} GiB, and no end: write them to a folder")
+        if label is not None:
+            values.append(label)
+    if not images:
+        raise DataError(f"{name} holds no images (a generator that was used up before?)")
+    if values and len(values) != len(images):
+        raise DataError(f"{name}: {len(values)} of its {len(images)} images have a label: expected all or none")
+    return Read(DatasetImages(images, name), _given(values or None, classes, len(images), name))
+
+
+def _single(source: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Image by image with its label or None; batches are taken apart."""
+    for item in source:
+        pair = isinstance(item, (tuple, list)) and len(item) == 2
+        image, label = item if pair else (item, None)
+        if isinstance(item, dict):
+            image, label = image_of(item), item.get("label", item.get("labels"))
+        if isinstance(image, (list, tuple)) and len(image) == 1 and label is None:
+            image = image[0]  # what a loader makes of a TensorDataset without labels
+        if getattr(image, "ndim", 0) == 4:
+            labels = [None] * len(image) if label is None else list(label)
+            yield from zip(image, labels, strict=True)
+        else:
+            yield image, label
 
 
 def from_hugging_face(source: Any, classes: Sequence[str] | None, name: str) -> Read:

@@ -18,10 +18,11 @@ class Folder(NamedTuple):
     """The class folder of each image; None for a flat folder."""
 
 
-def scan(folder: str) -> Folder:
+def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     """Find the images. Hidden files and folders are passed over; symbolic links are followed.
 
     Class folders without images are passed over too. Images beside class folders are refused: they have no class.
+    With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
     """
     images, folders, others = _listing(folder)
     names: list[str] = []
@@ -30,10 +31,13 @@ def scan(folder: str) -> Folder:
         below = _below(os.path.join(folder, name), others, (os.path.realpath(folder),))
         paths += below
         names += [name] * len(below)
+    if unlabelled and (images or paths):
+        return Folder([os.path.join(folder, name) for name in images] + paths, None)
     if images and names:
         count = len(set(names))
         beside = f"{len(images)} images (such as {one_line(images[0])}) beside {count} class folders"
-        raise DataError(f"{one_line(folder)} holds {beside}: move them into a class folder, or give a list file")
+        advice = "move them into a class folder, or give a list file, or take all images without labels (unlabelled)"
+        raise DataError(f"{one_line(folder)} holds {beside}: {advice}")
     if names:
         return Folder(paths, names)
     if images:

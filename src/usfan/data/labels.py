@@ -56,6 +56,9 @@ def checked_classes(classes: Iterable[Any]) -> tuple[str, ...]:
 def from_names(names: Sequence[str], classes: Sequence[str] | None, what: str) -> Labels:
     """Labels from the class name of each image; without `classes`, in case-insensitive alphabetical order."""
     table = checked_classes(classes) if classes is not None else tuple(sorted(set(names), key=name_key))
+    for name in table:
+        if any(0xD800 <= ord(c) <= 0xDFFF for c in name):  # bytes of a file name that are not UTF-8
+            raise DataError(f"{what} has a class whose name is not UTF-8 ({one_line(name)}): rename its folder")
     place = {canonical(name): i for i, name in enumerate(table)}
     if classes is None:
         place = {name: i for i, name in enumerate(table)}  # two spellings of one name in one set stay two classes
@@ -99,6 +102,11 @@ def from_given(values: Any, classes: Sequence[str] | None, count: int, what: str
     if array.dtype.kind in "UO" and all(isinstance(value, str) for value in array.tolist()):
         return from_names([str(value) for value in array.tolist()], classes, what)
     return from_numbers(array, classes, what)
+
+
+def share_no_name(names: Iterable[str], classes: Sequence[str]) -> bool:
+    """Whether no name is that of a class, whatever its case."""
+    return {canonical(name).casefold() for name in classes}.isdisjoint(canonical(name).casefold() for name in names)
 
 
 def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Tensor:

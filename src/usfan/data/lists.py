@@ -6,10 +6,15 @@
 - Numbers are named after the folder the images of each lie in, where that is one folder per number; so a list and the
   folder it points to give the same data set. Where a model knows none of these names, the numbers are its own.
 - Relative paths count from the list's own folder, or from `root`. With `root` no path may leave it.
+
+A table with commas, semicolons or tabs is understood too: a file named `.csv` or `.tsv`, or any list whose first line
+names its columns (`path,label`). Known names are those of `PATH_COLUMNS` and `LABEL_COLUMNS`; other columns are passed
+over. Without names the first column is the path, the second the label.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from collections.abc import Sequence
@@ -22,6 +27,8 @@ from usfan.errors import DataError
 
 _LINE = re.compile(r"(?P<path>.*?)[ \t]+(?P<word>[^ \t]+)")
 _NUMBER = re.compile(r"[+-]?[0-9]+")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "name")
+LABEL_COLUMNS = ("label", "class", "class_name", "classname", "category", "target", "true_label", "truth")
 
 
 class Entry(NamedTuple):
@@ -46,12 +53,48 @@ def parse(text: str) -> list[Entry]:
     return entries
 
 
+def entries_of(text: str, file: str) -> list[Entry]:
+    """The entries of a list, or of a table with columns."""
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    tabular = file.lower().endswith((".csv", ".tsv"))
+    mark = next((m for m in ("\t", ";", ",") if m in first), ",")
+    if tabular or _names_columns([cell.strip() for cell in first.split(mark)]):
+        return parse_table(text, mark, one_line(file))
+    return parse(text)
+
+
+def parse_table(text: str, mark: str, shown: str) -> list[Entry]:
+    """The entries of a table: its named columns, or the first (path) and the second (label)."""
+    try:
+        rows = [(i, [c.strip() for c in row]) for i, row in enumerate(csv.reader(text.splitlines(), delimiter=mark), 1)]
+    except csv.Error as error:
+        raise DataError(f"{shown} cannot be read as a table: {error}") from None
+    rows = [(line, row) for line, row in rows if any(row)]
+    path, label = 0, 1
+    if rows and _names_columns(rows[0][1]):
+        names = [name.casefold() for name in rows.pop(0)[1]]
+        path = next(names.index(name) for name in PATH_COLUMNS if name in names)
+        label = next((names.index(name) for name in LABEL_COLUMNS if name in names), len(names))
+    entries = []
+    for line, row in rows:
+        if path >= len(row) or not row[path]:
+            raise DataError(f"{shown}, line {line}: no path in it")
+        entries.append(Entry(line, row[path], (row[label] or None) if label < len(row) else None))
+    return entries
+
+
+def _names_columns(row: Sequence[str]) -> bool:
+    """Whether a row is the names of columns: one of a path, and no cell that looks like a path."""
+    names = [name.casefold() for name in row]
+    return any(name in PATH_COLUMNS for name in names) and not any(_is_path(name) for name in names)
+
+
 def read(file: str, root: str | None, classes: Sequence[str] | None) -> tuple[list[str], Labels | None]:
     """Absolute paths and labels of a list file; every file is checked to be there."""
     shown = one_line(file)
-    entries = parse(_text(file))
+    entries = entries_of(_text(file), file)
     if not entries:
-        raise DataError(f"{shown} is empty: expected lines of `path label` or `path`")
+        raise DataError(f"{shown} is empty: expected lines of `path label` or `path`, or a table with these columns")
     paths = resolve([entry.path for entry in entries], root or os.path.dirname(file))
     for entry, path in zip(entries, paths, strict=True):
         if "\0" in path:

@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from usfan.data import datasets, folders, lists
 from usfan.data.arrays import image_array
-from usfan.data.decoding.decode import one_line, to_tensor
+from usfan.data.decoding.decode import SUFFIXES, one_line, to_tensor
 from usfan.data.images import ArrayImages, FileImages, Images
-from usfan.data.labels import Labels, checked_classes, from_given, from_names, match, some
+from usfan.data.labels import Labels, checked_classes, from_given, from_names, match, share_no_name, some
 from usfan.errors import DataError
+
+log = logging.getLogger(__name__)
 
 
 class ImageData:
-    """Images and, where they are known, their classes.
+    """Images and, if they are known, their classes.
 
     `source` is one of
 
     - a folder of class folders (`class/*.jpg`, at any depth below), or a flat folder of images (no labels);
-    - a list file with `path label` or `path` lines, see `usfan.data.lists`;
+    - one image file, or a list file with `path label` or `path` lines or CSV columns, see `usfan.data.lists`;
     - an array or tensor, N×H×W, N×H×W×C or N×C×H×W, uint8 or floats in [0, 1], with `labels=` if there are any, or
       both as a pair;
     - a torch or torchvision dataset, a Hugging Face dataset, or a sequence of images or `(image, label)` pairs;
+    - a `DataLoader`, a generator or any other iterable of images, of `(image, label)` pairs, or of batches of either;
     - a sequence of paths, with `labels=` if there are any.
 
-    Classes stand in case-insensitive alphabetical order. `classes=` fixes another order, or names numbered labels.
+    Classes stand in case-insensitive alphabetical order. `classes=` fixes another order, or names numbered labels; of
+    images without labels it is only kept. `unlabelled=` ignores labels, and takes folders of any names and depth.
     `root=` is the folder that relative paths count from, and that no image may leave. `strict=` makes an unreadable
     image an error where it would be skipped. `name=` is what messages call the data.
     """
 
     classes: tuple[str, ...] | None
-    """The class names; None without labels."""
+    """The class names; without labels None, or those that were given."""
     labels: Tensor | None
     """LongTensor[N], indices into `classes`; after `match_classes(open_set=True)`, K = len(classes) is unknown."""
     paths: list[str] | None
@@ -51,19 +57,23 @@ class ImageData:
         labels: Any = None,
         *,
         classes: Sequence[str] | None = None,
+        unlabelled: bool = False,
         root: str | os.PathLike[str] | None = None,
         strict: bool = False,
         name: str | None = None,
     ):
-        found = _find(source, labels, classes, None if root is None else os.path.abspath(os.fspath(root)), name)
+        if unlabelled and labels is not None:
+            raise DataError("unlabelled= says to ignore labels, and labels= gives some: choose one")
+        base = None if root is None else os.path.abspath(os.fspath(root))
+        found = _find(source, labels, None if unlabelled else classes, base, name, unlabelled)
         self._images = found.images
         self.name = found.name
         self.strict = strict
         self.unreadable = {}
         self.paths = found.images.paths if isinstance(found.images, FileImages) else None
-        self._set_labels(found.labels)
+        self._set_labels(None if unlabelled else found.labels)
         if classes is not None and self.labels is None:
-            raise DataError(f"{self.name} has no labels, so classes= has nothing to name")
+            self.classes = checked_classes(classes)
 
     def _set_labels(self, labels: Labels | None) -> None:
         self.labels = None if labels is None else labels.labels
@@ -75,7 +85,7 @@ class ImageData:
         return len(self._images)
 
     def __repr__(self) -> str:
-        classes = "no labels" if self.classes is None else f"{len(self.classes)} classes"
+        classes = "no labels" if self.labels is None else f"{len(self.classes or ())} classes"
         return f"ImageData({self.name!r}: {len(self)} images, {classes})"
 
     @property
@@ -117,6 +127,29 @@ class ImageData:
         part._set_labels(None)
         return part
 
+    def with_class_names(self, classes: Sequence[str]) -> ImageData:
+        """The same images without labels, which keep these names for a model that has none."""
+        part = self.without_labels()
+        part.classes = checked_classes(classes)
+        return part
+
+    def for_model(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
+        """`match_classes` if the labels are of the model's classes; the images without labels if no name is.
+
+        Folders of a camera (`100CANON`) are no classes: such images are unlabelled, and one line in the log says so.
+        """
+        if self.labels is None or self.classes is None:
+            return self
+        table = checked_classes(classes)
+        present = [self.classes[i] for i in self.labels.unique().tolist() if i < len(self.classes)]
+        if self._named and not self._guessed and share_no_name(present, table):
+            log.warning(
+                "%s: none of its folders or labels (%s) is named as a class of the model (%s): taken as unlabelled",
+                *(self.name, some(present), some(table)),
+            )
+            return self.without_labels()
+        return self.match_classes(table, open_set=open_set)
+
     def match_classes(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """The same images with labels that index `classes`, a model's class list.
 
@@ -155,15 +188,17 @@ class _Found(NamedTuple):
     name: str
 
 
-def _find(source: Any, labels: Any, classes: Sequence[str] | None, root: str | None, name: str | None) -> _Found:
+def _find(
+    source: Any, labels: Any, classes: Sequence[str] | None, root: str | None, name: str | None, unlabelled: bool
+) -> _Found:
     if labels is None and _is_pair(source):
         source, labels = source
     if isinstance(source, (str, os.PathLike)):
         if not os.fspath(source):
-            raise DataError("the path of the data is empty: expected a folder, or a list file")
+            raise DataError("the path of the data is empty: expected a folder, an image or a list file")
         if labels is not None:
             raise DataError("labels= goes with arrays and sequences of paths; folders and lists bring their own")
-        return _from_path(os.path.abspath(os.path.expanduser(os.fspath(source))), classes, root, name)
+        return _from_path(os.path.abspath(os.path.expanduser(os.fspath(source))), classes, root, name, unlabelled)
     if _is_paths(source):
         return _from_paths([os.fspath(path) for path in source], labels, classes, root, name or "paths")
     if root is not None:
@@ -180,25 +215,33 @@ def _find(source: Any, labels: Any, classes: Sequence[str] | None, root: str | N
         raise DataError(f"{name} is a dict (of splits?): give one of its datasets, such as data['train']")
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
+    source = datasets.behind_loader(source)
     if datasets.is_hugging_face(source):
         return _Found(*datasets.from_hugging_face(source, classes, name), name)
-    if hasattr(source, "__getitem__"):
+    if hasattr(source, "__getitem__") and not isinstance(source, IterableDataset):
         return _Found(*datasets.from_dataset(source, classes, name), name)
+    if isinstance(source, Iterable):
+        return _Found(*datasets.from_iterable(source, classes, name), name)
     raise DataError(f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths")
 
 
-def _from_path(path: str, classes: Sequence[str] | None, root: str | None, name: str | None) -> _Found:
+def _from_path(
+    path: str, classes: Sequence[str] | None, root: str | None, name: str | None, unlabelled: bool
+) -> _Found:
     if os.path.isdir(path):
         name = name or os.path.basename(path) or path
-        found = folders.scan(path)
+        found = folders.scan(path, unlabelled=unlabelled)
         own = None if found.names is None else from_names(found.names, classes, name)
         _check_root(found.paths, root)
         return _Found(FileImages(found.paths), own, name)
+    if path.lower().endswith(tuple(SUFFIXES)) and os.path.isfile(path):
+        _check_root([path], root)
+        return _Found(FileImages([path]), None, name or os.path.basename(path))
     if os.path.isfile(path):
         name = name or os.path.splitext(os.path.basename(path))[0]
         paths, own = lists.read(path, root, classes)
         return _Found(FileImages(paths), own, name)
-    raise DataError(f"no such folder or list file: {one_line(path)}")
+    raise DataError(f"no such folder, image or list file: {one_line(path)}")
 
 
 def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, root: str | None, name: str) -> _Found:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from usfan.config import VIEWS
+from usfan.config_checks import one_of
+from usfan.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -33,6 +37,21 @@ class InputSpec:
     augment: str = "crop-flip"
     """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop", "shift-turn" (USPS as a
     source, SHOT) or "none" (digits)."""
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, (int, float)) else tuple(float(v) for v in value)
+            object.__setattr__(self, name, value)
+            if len(value) != self.channels or not all(map(math.isfinite, value)) or (name == "std" and min(value) <= 0):
+                kind = "positive numbers" if name == "std" else "numbers"
+                raise ConfigError(f"InputSpec: {name} must hold {self.channels} {kind}, one per channel; got {value}")
+        for name, least in (("channels", 1), ("size", 1), ("resize", self.size)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                what = "at least the size" if name == "resize" else "a whole number from 1 on"
+                raise ConfigError(f"InputSpec: {name} must be {what}; got {value!r}")
+        one_of("InputSpec: augment", self.augment, VIEWS)
 
 
 _MASK = (1 << 63) - 1

@@ -1,10 +1,11 @@
-"""Predictions as a CSV table; with a coverage, the least certain share of them abstains."""
+"""Predictions, a row for every image, as a CSV table or JSON lines; with a coverage, the least certain abstain."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,49 @@ from typing import Any
 
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.share import gather_json, one_fails_all_fail, own_share
+from usfan.data.decoding.decode import one_line
 from usfan.data.stream import NothingReadable
 from usfan.errors import ConfigError
 from usfan.files import whole_file
 
-COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown")
+COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown", "error")
 BATCH = 64
+
+
+def prediction_records(
+    model: Any, data: Any, *, runtime: Runtime | None = None, progress: Any = None
+) -> Iterator[dict[str, Any]]:
+    """One record per image of this process's share, in their order: the fields of `COLUMNS`, or a path and an error.
+
+    An image that cannot be read has the reason in `error` and None in all fields between.
+    """
+    engine = runtime or start_runtime()
+    share = own_share(len(data), BATCH, engine)
+    waiting = iter(share)
+    options = {"indices": share, "workers": engine.workers, "progress": progress}
+    with contextlib.suppress(NothingReadable):
+        for index, outputs in model.predict_batches(data, BATCH, **options):
+            for i, found in zip(index.tolist(), found_records(data, index, model.to_prediction(outputs)), strict=True):
+                for lost in itertools.takewhile(lambda position, i=i: position != i, waiting):  # type: ignore[misc]
+                    yield lost_record(data, lost)
+                yield found
+    for lost in waiting:
+        yield lost_record(data, lost)
+
+
+def found_records(data: Any, index: Any, prediction: Any) -> list[dict[str, Any]]:
+    confidence = prediction.probs.max(dim=1).values.tolist()
+    figures = zip(confidence, prediction.entropy.tolist(), prediction.weight.tolist(), strict=True)
+    rows = zip(index.tolist(), prediction.names, figures, prediction.unknown.tolist(), strict=True)
+    return [
+        dict(zip(COLUMNS, (data.where(i), name, *numbers, unknown, None), strict=True))
+        for i, name, numbers, unknown in rows
+    ]
+
+
+def lost_record(data: Any, position: int) -> dict[str, Any]:
+    where = data.where(position)
+    return dict.fromkeys(COLUMNS) | {"path": where, "error": data.unreadable.get(where, "cannot be read")}
 
 
 def write_predictions(
@@ -27,42 +65,66 @@ def write_predictions(
     coverage: float | None = None,
     runtime: Runtime | None = None,
     progress: Any = None,
+    *,
+    json_lines: bool = False,
 ) -> int:
-    """One row per readable image, written batch by batch; how many. Several processes each write their share first."""
+    """One row per image, written batch by batch; an unreadable one has an `error` in place of figures.
+
+    Gives the number of predictions. Several processes each write their share first. `json_lines` writes one JSON
+    object per line in place of CSV.
+    """
     engine = runtime or start_runtime()
     with contextlib.ExitStack() as stack:
         with one_fails_all_fail(engine):
             table = stack.enter_context(whole_file(out) if engine.rank == 0 else own_part(part_of(out, engine.rank)))
-            count = write_rows(table, model, data, engine, progress)
+            count = write_rows(table, model, data, engine, progress, json_lines)
         for path, reason in itertools.chain(*gather_json(list(data.unreadable.items()), engine)):
             data.unreadable[path] = reason
         count = sum(gather_json(count, engine))
         if count == 0:
-            raise NothingReadable(f"none of the {len(data)} images of {data.name} can be read")
+            path, reason = next(iter(data.unreadable.items()), ("", "no images"))
+            raise NothingReadable(
+                f"none of the {len(data)} images of {data.name} can be read: {one_line(path)} ({reason})"
+            )
         if engine.rank == 0:
             for rank in range(1, engine.world):
                 append_rows(table, part_of(out, rank))
             if coverage is not None:
-                abstain(table, coverage)
+                abstain(table, coverage, json_lines)
     return count
 
 
-def write_rows(table: Path, model: Any, data: Any, runtime: Runtime, progress: Any) -> int:
+def write_rows(table: Path, model: Any, data: Any, runtime: Runtime, progress: Any, json_lines: bool) -> int:
     """The rows of this process's share, without the names of the columns but for the first process."""
-    options = {"indices": own_share(len(data), BATCH, runtime), "workers": runtime.workers, "progress": progress}
     count = 0
-    with open(table, "w", newline="", encoding="utf-8") as file:
+    with open_table(table, "w") as file:
         writer = csv.writer(file)
-        if runtime.rank == 0:
+        if runtime.rank == 0 and not json_lines:
             writer.writerow(COLUMNS)
-        try:
-            for index, outputs in model.predict_batches(data, BATCH, **options):
-                writer.writerows(prediction_rows(data, index, model.to_prediction(outputs)))
-                count += len(index)
-        except NothingReadable:
-            if runtime.world == 1:  # else another process may have some
-                raise
+        for record in prediction_records(model, data, runtime=runtime, progress=progress):
+            count += record["error"] is None
+            if json_lines:
+                file.write(as_json(record) + "\n")
+            else:
+                writer.writerow(as_cells(record))
     return count
+
+
+def open_table(path: Path, mode: str) -> Any:
+    """A text file in UTF-8; the bytes of a file name that are not UTF-8 are written as escapes such as \\udce9."""
+    return open(path, mode, newline="", encoding="utf-8", errors="backslashreplace")
+
+
+def as_json(record: dict[str, Any]) -> str:
+    """One line. `error` stands in it only if there is one."""
+    return json.dumps({k: v for k, v in record.items() if v is not None}, ensure_ascii=False)
+
+
+def as_cells(record: dict[str, Any]) -> list[Any]:
+    if record["error"] is not None:
+        return [record["path"], *[""] * (len(COLUMNS) - 2), record["error"]]
+    figures = (f"{record[name]:.6f}" for name in ("confidence", "entropy", "weight"))
+    return [record["path"], record["label"], *figures, int(record["unknown"]), ""]
 
 
 def part_of(out: Path, rank: int) -> Path:
@@ -89,26 +151,30 @@ def own_part(path: Path) -> Iterator[Path]:
         raise
 
 
-def prediction_rows(data: Any, index: Any, prediction: Any) -> list[list[Any]]:
-    confidence = prediction.probs.max(dim=1).values.tolist()
-    figures = zip(confidence, prediction.entropy.tolist(), prediction.weight.tolist(), strict=True)
-    rows = zip(index.tolist(), prediction.names, figures, prediction.unknown.tolist(), strict=True)
-    return [[data.where(i), name, *(f"{x:.6f}" for x in numbers), int(unknown)] for i, name, numbers, unknown in rows]
+def abstain(table: Path, coverage: float, json_lines: bool = False) -> None:
+    """Empty the label of the rows of least weight, so that a share `coverage` keeps its label; adds `abstained`.
 
-
-def abstain(table: Path, coverage: float) -> None:
-    """Empty the label of the rows of least weight, so that a share `coverage` keeps its label; adds `abstained`."""
-    with open(table, newline="", encoding="utf-8") as file:
-        weights = [float(row["weight"]) for row in csv.DictReader(file)]
-    order = sorted(range(len(weights)), key=lambda i: (weights[i], i))
-    left_out = set(order[: len(weights) - round(coverage * len(weights))])
-    with (
-        whole_file(table) as after,
-        open(table, newline="", encoding="utf-8") as old,
-        open(after, "w", newline="", encoding="utf-8") as new,
-    ):
-        rows, writer = csv.reader(old), csv.writer(new)
-        writer.writerow([*next(rows), "abstained"])
-        for i, row in enumerate(rows):
+    Rows with an error have no weight: they count neither way.
+    """
+    with open_table(table, "r") as file:
+        weights = [row.get("weight") for row in read_rows(file, json_lines)]
+    known = [i for i, weight in enumerate(weights) if weight not in ("", None)]
+    order = sorted(known, key=lambda i: (float(weights[i]), i))  # type: ignore[arg-type]
+    left_out = set(order[: len(known) - round(coverage * len(known))])
+    with whole_file(table) as after, open_table(table, "r") as old, open_table(after, "w") as new:
+        writer = csv.DictWriter(new, [*COLUMNS, "abstained"])
+        if not json_lines:
+            writer.writeheader()
+        for i, row in enumerate(read_rows(old, json_lines)):
             out = i in left_out
-            writer.writerow([row[0], "" if out else row[1], *row[2:], int(out)])
+            row |= ({"label": None if json_lines else ""} if out else {}) | {
+                "abstained": out if json_lines else int(out)
+            }
+            if json_lines:
+                new.write(json.dumps(row, ensure_ascii=False) + "\n")
+            else:
+                writer.writerow(row)
+
+
+def read_rows(file: Any, json_lines: bool) -> Iterator[dict[str, Any]]:
+    return map(json.loads, file) if json_lines else csv.DictReader(file)

@@ -35,11 +35,26 @@ def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor |
     if data.labels is None:
         return None
     assert model.passes is not None
-    return data.match_classes(model.classes, open_set=open_set).labels[model.passes.kept]
+    if data.classes != tuple(model.classes):  # else they were matched before
+        data = data.match_classes(model.classes, open_set=open_set)
+    return data.labels[model.passes.kept]
 
 
 def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool = False) -> None:
     """samples.safetensors and samples.json."""
+    assert model.passes is not None
+    tensors = sample_tensors(model, target_labels(model, data, open_set=True))
+    write_tensors(folder / "samples.safetensors", tensors)
+    paths = None
+    if data.paths is not None and not private:
+        paths = [data.paths[i] for i in model.passes.kept.tolist()]
+    write_json(
+        folder / "samples.json", {"paths": paths, "classes": list(model.classes), "temperature": model.temperature}
+    )
+
+
+def sample_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tensor]:
+    """What is kept of each of the N images that could be read: the tensors of samples.safetensors."""
     assert model.passes is not None
     before, after = model.passes.before, model.passes.after
     map_before, map_after = flat_map(before.features, after.features)
@@ -60,16 +75,9 @@ def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool 
     }
     if model.unknown_rule is not None:
         tensors["unknown"] = model.flag_unknown(after)
-    labels = target_labels(model, data, open_set=True)
     if labels is not None:
         tensors["labels"] = labels
-    write_tensors(folder / "samples.safetensors", tensors)
-    paths = None
-    if data.paths is not None and not private:
-        paths = [data.paths[i] for i in model.passes.kept.tolist()]
-    write_json(
-        folder / "samples.json", {"paths": paths, "classes": list(model.classes), "temperature": model.temperature}
-    )
+    return tensors
 
 
 def flat_map(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
 from usfan.errors import ConfigError
+from usfan.models.hub import hub_or_cache
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.progress import say
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +58,18 @@ def create_backbone(name: str, pretrained: str = "auto", channels: int | None = 
         load_weights(model, source)
     data = timm.data.resolve_model_data_config(model)
     size = int(data["input_size"][-1])
-    spec = InputSpec(
-        channels or 3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
-    )
+    mean, std = (per_channel(data[name], channels or 3) for name in ("mean", "std"))
+    spec = InputSpec(channels or 3, size, round(size * RESIZE_RATIO), mean, std)
     origin = "timm" if pretrained == "timm" else "offline" if source == offline_weights(name) else "file"
     weights = None if source is None and pretrained != "timm" else {"from": origin, "hash": weights_hash(model)}
     return Backbone(model, probe_features(model, spec), spec, weights)
+
+
+def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """The network's own values; for another number of channels their mean in each."""
+    if len(values) == channels:
+        return tuple(map(float, values))
+    return (float(sum(values)) / len(values),) * channels
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -79,12 +88,19 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
 
     if not timm.is_model(name.split(".")[0]):
         raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
+    online = True
     try:
-        return timm.create_model(name, pretrained=pretrained, **options)
+        if not pretrained:
+            return timm.create_model(name, **options)
+        with hub_or_cache() as online:
+            return timm.create_model(name, pretrained=True, **options)
     except Exception as error:  # timm, the Hub and the network each raise their own
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        what = "the weights are not to be had" if pretrained else "timm cannot make it"
-        raise ConfigError(f"backbone {name!r}: {what}: {reason[0]}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = "pretrained weights are unavailable" if pretrained else "timm cannot make it"
+        if not online:
+            reason = "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them; "
+            reason += "give a weights file, --pretrained FILE, or one of --pretrained offline, none"
+        raise ConfigError(f"backbone {name!r}: {what}: {reason}") from error
 
 
 def recognise_timm(module: nn.Module) -> str | None:
@@ -148,6 +164,8 @@ def resolve_pretrained(name: str, pretrained: str) -> Path | None:
             raise ConfigError(f"no offline weights for {name!r}: they exist for {have}, with usfan[offline] installed")
         if path is None:
             log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm", name)
+        elif pretrained == "auto":
+            say(f"{name} starts from ImageNet weights, those of the installed package {path.parts[-3]}")
         return path
     return weights_file(pretrained)
 

@@ -69,11 +69,13 @@ class Classifier(nn.Module):
         """SHOT's learning rates: backbone × `backbone_scale`, the rest × 1. What does not move takes no gradient.
 
         `tune`: "new" moves the bottleneck only, "norm" the affine parameters of the backbone's BatchNorms too, "all"
-        everything. `head=False` freezes the head.
+        everything, "affine" the affine parameters of all BatchNorms and nothing else. `head=False` freezes the head.
         """
-        moving = {"all": self.backbone, "norm": nn.ModuleList(batch_norms(self.backbone)), "new": nn.ModuleList()}[tune]
+        norms = nn.ModuleList(batch_norms(self.backbone))
+        moving = {"all": self.backbone, "norm": norms, "affine": norms, "new": nn.ModuleList()}[tune]
+        after = nn.ModuleList(batch_norms(self.bottleneck)) if tune == "affine" else self.bottleneck
         backbone = list(moving.parameters())
-        fresh = list(self.bottleneck.parameters()) + (list(self.head.parameters()) if head else [])
+        fresh = list(after.parameters()) + (list(self.head.parameters()) if head else [])
         self.requires_grad_(False)
         for parameter in (*backbone, *fresh):
             parameter.requires_grad_(True)

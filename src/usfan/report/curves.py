@@ -10,6 +10,7 @@ import numpy as np
 
 from usfan.report.blocks import Figure, is_number, number, plain_name
 from usfan.report.svg import Axes, padded, whole_ticks
+from usfan.report.terms import VALIDATORS
 from usfan.scoring.validators import DIRECTION
 
 LOSSES = {
@@ -63,7 +64,8 @@ def curve(id: str, key: str, values: Series, kept: int | None) -> Figure:
     """One figure over the epochs, with the epoch that was kept."""
     name = NAMES.get(key, plain_name(key))
     better = {1: " Higher is better.", -1: " Lower is better."}.get(DIRECTION.get(key, 0), "")
-    return lines(id, name[0].upper() + name[1:], "", {name: values}, kept, better)
+    explained = f" {VALIDATORS[key]}" if key in VALIDATORS else ""
+    return lines(id, name[0].upper() + name[1:], "", {name: values}, kept, f"{better}{explained}")
 
 
 def lines(id: str, title: str, y_name: str, values: Mapping[str, Series], kept: int | None, remark: str = "") -> Figure:

@@ -41,13 +41,27 @@ def galleries(prefix: str, samples: Samples, most: int) -> list[Gallery | Note]:
     if flagged is not None:
         text = "Flagged as a class that the model does not know; the least certain first."
         plans.append(("unknown", "Suspected unknown", text, ranked(weight, flagged, most, largest=False)))
+    changed = changed_rows(samples)
+    if changed is not None and bool(changed.any()):
+        text = "The prediction before adaptation → after it; the surest first. "
+        text += f"{int(changed.sum()):,} of {len(samples):,} predictions changed."
+        plans.append(("changed", "Changed predictions", text, ranked(weight, changed & known, most, largest=True)))
     wrong = samples.groups("after").get("incorrect", nothing)
+    sure = certain_rows(samples)
     if samples.labels is not None:
-        text = "Wrong by the labels, at the largest weights: hard images, or wrong labels."
-        plans.append(("mistakes", "Certain and wrong", text, ranked(weight, wrong & known, most, largest=True)))
+        text = "Certain, and wrong by the labels: hard images, or wrong labels."
+        plans.append(("mistakes", "Certain and wrong", text, ranked(weight, wrong & known & sure, most, largest=True)))
     blocks: list[Gallery | Note] = [
-        gallery(f"{prefix}-gallery-{key}", title, text, samples, chosen) for key, title, text, chosen in plans if chosen
+        gallery(f"{prefix}-gallery-{key}", title, text, samples, chosen, moved=key == "changed")
+        for key, title, text, chosen in plans
+        if chosen
     ]
+    if samples.labels is not None and not bool((wrong & known & sure).any()):
+        count = int((wrong & known).sum())
+        rest = f": the model is in doubt about all {count:,} that are wrong" if count else ""
+        blocks.append(Note(f"No image is certain and wrong{rest}."))
+    if changed is not None and not bool(changed.any()):
+        blocks.append(Note("No prediction changed."))
     if flagged is None:
         blocks.append(Note("No gallery of suspected unknown images: the run was not open-set."))
     elif not bool(flagged.any()):
@@ -62,15 +76,32 @@ def ranked(weight: Tensor, among: Tensor, most: int, *, largest: bool) -> list[i
     return positions[order].tolist()
 
 
-def gallery(id: str, title: str, caption: str, samples: Samples, chosen: list[int]) -> Gallery:
-    items = [thumbnail(samples, i) for i in chosen]
+def certain_rows(samples: Samples) -> Tensor:
+    """Which images the model is certain of: past half-way from a guess to certainty, by the posterior."""
+    posterior, weight = samples.get("posterior_after"), samples.get("weight")
+    if posterior is not None:
+        return posterior.float().max(dim=1).values > (1 + 1 / posterior.shape[1]) / 2
+    assert weight is not None
+    return weight > 0.5
+
+
+def changed_rows(samples: Samples) -> Tensor | None:
+    """Which predictions the adaptation changed; None if those before are not known."""
+    if not {"before", "after"} <= samples.predicted.keys():
+        return None
+    return samples.predicted["before"] != samples.predicted["after"]
+
+
+def gallery(id: str, title: str, caption: str, samples: Samples, chosen: list[int], *, moved: bool = False) -> Gallery:
+    items = [thumbnail(samples, i, moved=moved) for i in chosen]
     broken = sum(not item.uri for item in items)
     if broken:
         caption += f" {broken} of {len(items)} files cannot be shown: the reason stands in their place."
     return Gallery(id, title, caption, items)
 
 
-def thumbnail(samples: Samples, i: int) -> Thumbnail:
+def thumbnail(samples: Samples, i: int, *, moved: bool = False) -> Thumbnail:
+    """One image with its prediction; `moved`: with the one before, too."""
     assert samples.paths is not None
     k = int(samples.predicted["after"][i])
     flagged = samples.unknown is not None and bool(samples.unknown[i])
@@ -78,6 +109,8 @@ def thumbnail(samples: Samples, i: int) -> Thumbnail:
     assert probs is not None
     assert weight is not None
     label = "unknown" if flagged else samples.classes[k]
+    if moved:
+        label = f"{samples.classes[int(samples.predicted['before'][i])]} → {label}"
     detail = f"{100 * float(probs[i, k]):.0f} % · {float(weight[i]):.2f}"
     mark = truth = ""
     if samples.labels is not None:

@@ -22,6 +22,10 @@ KINDS = {
 }
 
 
+BAD_ECE = 15.0
+"""Percent: a calibration error from here on is bad, even if it was worse before."""
+
+
 @dataclass(frozen=True)
 class Tile:
     """One large figure; `change` is shown beside it, `mark` (better, worse) colours that."""
@@ -138,7 +142,18 @@ def status(run: Run) -> tuple[str, str]:
     guard = run.metrics.get("guard")
     if isinstance(guard, dict) and guard.get("on") is False:
         return "plain", "last iterate, guard off"
-    return ("good", "adapted") if kept_epoch(run) else ("plain", "adaptation")
+    if not kept_epoch(run):
+        return "plain", "adaptation"
+    return ("plain", "adapted: no prediction changed") if nothing_changed(run) else ("good", "adapted")
+
+
+def nothing_changed(run: Run) -> bool:
+    """Whether every prediction is the source model's, by what the run kept of each image or by its validators."""
+    predicted = run.samples.predicted if run.samples is not None else {}
+    if {"before", "after"} <= predicted.keys():
+        return bool((predicted["before"] == predicted["after"]).all())
+    validators = run.metrics.get("validators")
+    return isinstance(validators, dict) and validators.get("drift") == 0
 
 
 def tiles(run: Run) -> list[Tile]:
@@ -159,10 +174,14 @@ def tiles(run: Run) -> list[Tile]:
                 better = (new > old) == (key in ("hos", "accuracy"))
                 detail = f"{percent(old)} before"
                 mark = "" if abs(new - old) < 0.05 else "better" if better else "worse"
+                if mark == "better" and "ece" in key and new > BAD_ECE:
+                    mark, detail = "", f"{detail}; still high"
             shown.append(Tile(name, percent(new), detail, mark))
     certain = certain_share(run) if run.kind == "adapt" else None
     if certain is not None:
-        shown.append(Tile("certain predictions", percent(100 * certain, 0), "past half-way to certainty"))
+        shown.append(
+            Tile("certain predictions", percent(100 * certain, 0), "more than half-way from a guess to certainty")
+        )
     validators = run.metrics.get("validators")
     if not after and isinstance(validators, dict):
         for key, name in (("coverage", "classes predicted"), ("drift", "left the source prediction")):

@@ -8,12 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from usfan.errors import ConfigError
 from usfan.files import write_text
 from usfan.progress import bar
 from usfan.report.blocks import Section
+from usfan.report.collection import expand
 from usfan.report.compare import comparison
 from usfan.report.overview import fill_figures
 from usfan.report.read_run import Run, read_runs
@@ -29,7 +30,13 @@ def write_report(runs: list[Path], out: Path) -> Path:
     """Write the report of these run folders to `out`; returns it."""
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: --out names the HTML file to write")
-    found = read_runs([Path(run) for run in runs])
+    paths, shared = expand([Path(run) for run in runs])
+    name = Path(runs[0]).resolve().name if shared and len(runs) == 1 else None
+    return write_page(read_runs(paths) if paths or not shared else [], out, shared, name)
+
+
+def write_page(found: list[Run], out: Path, shared: list[Section] | None = None, name: str | None = None) -> Path:
+    """The page of runs that were read. `shared` are sections about the folders that hold them, `name` is the title."""
     for run in found:
         fill_figures(run)
     compared = comparison(found) if len(found) > 1 else None
@@ -39,14 +46,16 @@ def write_report(runs: list[Path], out: Path) -> Path:
             for i, run in enumerate(found, 1):
                 parts.append(run_part(f"r{i}", run, detail))
                 shown.advance()
-            html = render(found, parts, compared)
+            html = render(found, parts, compared, shared or [], name)
             if len(html.encode("utf-8", "replace")) < LIMIT:
                 break
     write_text(out, html.encode("utf-8", "replace").decode("utf-8"))  # file names may hold what UTF-8 cannot
     return out
 
 
-def render(runs: list[Run], parts: list[RunPart], compared: Section | None) -> str:
+def render(
+    runs: list[Run], parts: list[RunPart], compared: Section | None, shared: list[Section], name: str | None
+) -> str:
     from usfan import __version__
 
     folder = files("usfan.report")
@@ -54,14 +63,21 @@ def render(runs: list[Run], parts: list[RunPart], compared: Section | None) -> s
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["breakable"] = breakable
     template = environment.from_string((folder / "template.html").read_text(encoding="utf-8"))
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    title = name or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     return template.render(
         title=title,
         parts=parts,
         compared=compared,
+        shared=shared,
         style=Markup(style),
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         version=__version__,
     )
+
+
+def breakable(text: object) -> Markup:
+    """A name that may be broken after an underscore or a slash, and so need not be broken within a word."""
+    return Markup(str(escape(str(text))).replace("_", "_<wbr>").replace("/", "/<wbr>"))

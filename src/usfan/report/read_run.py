@@ -78,6 +78,11 @@ def read_run(path: Path, name: str | None = None) -> Run:
     if not run.epochs and isinstance(run.metrics.get("validators_by_epoch"), list):
         rows = [r for r in run.metrics["validators_by_epoch"] if isinstance(r, dict) and is_epoch(r.get("epoch"))]
         run.epochs = [{"epoch": r["epoch"], "validators": {k: r[k] for k in r if k != "epoch"}} for r in rows]
+    if run.model and not run.settings and not run.metrics and run.samples is None:
+        run.problems.append(
+            "This folder holds a model alone: charts need what was seen of each image. `usfan adapt … --out FOLDER` "
+            'keeps it; in Python give adapt a folder, run="FOLDER", or call target.report("FILE.html").'
+        )
     missing = [f for f in EXPECTED.get(run.kind, ()) if not (path / f).is_file()]
     run.problems[:0] = [f"{f} is missing: {WITHOUT[f]}." for f in missing]
     return run

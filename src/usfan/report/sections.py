@@ -15,6 +15,7 @@ from usfan.report.plots import entropy_figures, reliability_figures, weight_figu
 from usfan.report.read_run import Run
 from usfan.report.read_samples import Samples
 from usfan.report.tables import calibration_table, class_table, confusion_tables, metrics_tables
+from usfan.report.terms import terms_table
 
 PAIRED = ("calibration", "map", "classes", "images", "toy")
 """Sections that show things in pairs."""
@@ -77,6 +78,7 @@ def run_sections(id: str, run: Run, detail: Detail) -> list[Section]:
     if samples is not None:
         sample_sections(section, id, run, samples, detail)
     section("settings", "Settings", "", lambda: present(settings_table(id, run)))
+    section("terms", "Terms", "", lambda: present(terms_table(id, run)))
     return found
 
 

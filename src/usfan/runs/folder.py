@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import json
 import os
+import reprlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from usfan.compute.runtime import Runtime
 from usfan.config import WITHHELD
+from usfan.config_checks import is_number
 from usfan.errors import ArtifactError, ConfigError, UsfanError
-from usfan.files import must_be_writable, write_json, write_tensors, write_text
+from usfan.files import must_be_writable, read_yaml, write_json, write_tensors, write_text
 
 CHECKPOINTS = "checkpoint"
 Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
@@ -67,12 +68,40 @@ def mend_log(path: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def defaults_of_settings() -> dict[str, Any]:
-    """What a run of an earlier version, which did not know a setting, had in its place."""
-    from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig
+def read_run_config(folder: Path) -> dict[str, Any] | None:
+    """The settings of a run folder; None if it holds none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return None
+    try:
+        value = read_yaml(path)
+    except ValueError as error:
+        raise ArtifactError(f"{path}: not readable as YAML: {error}") from None
+    return value if isinstance(value, dict) else None
 
-    kinds = (RuntimeConfig, TrainConfig, AdaptConfig)
-    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The settings of a run that differ from those it began with, in words: "lr 0.01, not 0.02"."""
+    pairs = [(name, before.get(name), value) for name, value in now.items()]
+    return [
+        f"{word(name)} {word(then)}, not {word(value)}"
+        for name, then, value in pairs
+        if then != WITHHELD and plain(then) != plain(value)
+    ]
+
+
+def plain(value: Any) -> Any:
+    """What a text stands for: a number, on or off, or itself."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if is_number(value) else {"on": True, "off": False}.get(value, value)
+
+
+def word(value: Any) -> str:
+    """A value as a user would write it; a stranger's text is escaped and cut."""
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    return value if isinstance(value, str) and value.isprintable() and len(value) < 200 else reprlib.repr(value)
 
 
 class RunFolder:
@@ -112,15 +141,12 @@ class RunFolder:
         if before is not None and not resume:
             choice = "choose another --out" if self.command == "evaluate" else "pass --resume, or another --out"
             raise ConfigError(f"{self.path} already holds a run ({before.get('command', '?')}): {choice}")
-        now, known = self.config, defaults_of_settings()
-        then = {**{name: known[name] for name in now if name in known}, **(before or now)}
-        changed = sorted(k for k in {*then, *now} if then.get(k) not in (WITHHELD, now.get(k)))
-        if now.get("pseudo_label_warmup", 0) is None and then["pseudo_label_warmup"] == 0:
-            changed.remove("pseudo_label_warmup")  # the default once, when none could not be said
-        if changed:
-            raise ConfigError(
-                f"{self.path} holds a run with other settings ({', '.join(changed)}): it cannot be resumed with these"
-            )
+        if before is not None:
+            gone = {name: None for name in before if name not in self.config}
+            changed = differences({**self.config, **gone}, before)
+            if changed:
+                found = f"{self.path} holds a run with other settings ({', '.join(changed)})"
+                raise ConfigError(f"{found}: it cannot be resumed with these")
         for folder in (self.path, self.path / CHECKPOINTS):
             remove_parts(folder)
         mend_log(self.path / "log.jsonl")
@@ -135,14 +161,7 @@ class RunFolder:
         self.close()
 
     def read_config(self) -> dict[str, Any] | None:
-        path = self.path / "config.yaml"
-        if not path.is_file():
-            return None
-        try:
-            value = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ArtifactError(f"{path}: not readable as YAML: {error}") from None
-        return value if isinstance(value, dict) else None
+        return read_run_config(self.path)
 
     def log(self, event: str, **values: Any) -> None:
         """One line in log.jsonl, in one write."""

@@ -13,6 +13,9 @@ from usfan.posterior.fit import append_one
 CHUNK = {"cpu": 128}
 """Rows of similarities at a time, where not 512: small pieces take little memory, and a GPU wants large ones."""
 
+SIMILARITIES = 1 << 25
+"""Similarities of a batch with a bank that are held at once: 128 MiB of them."""
+
 
 def unit_features(features: Tensor) -> Tensor:
     """[z, 1] scaled to length 1."""
@@ -33,3 +36,15 @@ def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
         places.append(top.indices)
         values.append(top.values.clamp_min(0))
     return torch.cat(places), torch.cat(values)
+
+
+def nearest_in_bank(queries: Tensor, bank: Tensor, k: int, own: Tensor) -> Tensor:
+    """Positions B×k of the rows of the bank N×D that are nearest to each query B×D, all of length 1. `own` holds the
+    row of each query itself, which is left out. Sizes alone decide the steps, so a CUDA graph can hold them."""
+    k = min(k, len(bank) - 1)
+    rows = max(1, SIMILARITIES // len(bank))
+    found = [
+        (query @ bank.T).scatter_(1, mine[:, None], -torch.inf).topk(k, dim=1).indices
+        for query, mine in zip(queries.split(rows), own.split(rows), strict=True)
+    ]
+    return torch.cat(found)

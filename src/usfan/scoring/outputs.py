@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,19 @@ class Prediction:
     """B booleans: judged to be of no known class. All false for a model without an unknown rule."""
     classes: tuple[str, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __repr__(self) -> str:
+        counts = Counter(self.names).most_common(3)
+        told = ", ".join(f"{count} {name}" for name, count in counts) + (", …" if len(set(self.names)) > 3 else "")
+        unknown = f", {int(self.unknown.sum())} unknown" if bool(self.unknown.any()) else ""
+        return f"Prediction({len(self)} images: {told}{unknown}; mean certainty {float(self.weight.mean()):.2f})"
+
     @property
     def names(self) -> list[str]:
         """The class names of `label`."""
-        return [self.classes[i] for i in self.label.tolist()]
+        return [self.classes[i] if self.classes else str(i) for i in self.label.tolist()]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from usfan.compute.passes import engine_store, prepare
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.decoding.decode import UnreadableImage
+from usfan.data.labels import checked_classes
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec, test_view
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import RESIZE_RATIO, read_state, recognise_timm, timm_model
 from usfan.models.classifier import copy_module, guess_head, wrap_module
+from usfan.training.class_order import check_order
 from usfan.training.source import fit_posterior
 
 Progress = Callable[[int], None] | None
@@ -38,6 +41,7 @@ def attach_posterior(
     data: Any,
     head: str | None = None,
     *,
+    classes: Sequence[str] | None = None,
     prior: float | str = "evidence",
     damping: str = "exact",
     weight_decay: float | None = None,
@@ -48,11 +52,13 @@ def attach_posterior(
     """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
 
     timm classifiers need no `head`, and bring their input size and normalisation; for others they are guessed, or give
-    `spec`. The module given is copied. Data without labels will do: the posterior needs features and logits only.
+    `spec`. The module given is copied. `classes` are the names of its outputs, in its order; without them the data's.
+    Data without labels will do: the posterior needs features and logits only. With labels, an order of names that does
+    not fit the module's predictions is refused, and the one that fits is named (`ClassOrderError`).
     """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
-    data = as_images(data)
+    data = named_data(as_images(data), classes)
     spec = spec or module_spec(module, data)
     module = copy_module(module).to(engine.device)
     known = recognise_timm(module)
@@ -61,17 +67,37 @@ def attach_posterior(
     classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
     classifier = prepare(classifier, spec, engine)  # type: ignore[assignment]
     outputs = classifier.head.out_features
-    classes = tuple(data.classes) if data.classes is not None else tuple(str(i) for i in range(outputs))
-    if len(classes) != outputs:
-        what = f"{data.name} has {len(classes)} classes, the module {outputs}"
-        raise DataError(f"{what}: give the data its classes= in the module's order")
-    posterior = fit_posterior(
-        classifier, store, spec, engine, prior, weight_decay=weight_decay, damping=damping, progress=progress
-    )
+    names = output_names(data, outputs)
+    check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
+    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
+    posterior = fit_posterior(classifier, store, spec, engine, prior, **options)
     architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
     summary = {"prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
-    return SourceModel(classifier.eval(), posterior, classes, spec, architecture, summary)
+    return SourceModel(classifier.eval(), posterior, names, spec, architecture, summary)
+
+
+def named_data(data: ImageData, classes: Sequence[str] | None) -> ImageData:
+    """The data, its labels as numbers of these names; data without labels only takes the names."""
+    if classes is None:
+        return data
+    if data.labels is not None:
+        return data.match_classes(classes)
+    return data.with_class_names(classes)
+
+
+def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
+    """The names of a module's outputs."""
+    if data.classes is None:
+        log.warning(
+            "%s has no labels: the model's classes are called class 0 to class %d until classes= names them",
+            *(data.name, outputs - 1),
+        )
+        return tuple(f"class {i}" for i in range(outputs))
+    if len(data.classes) != outputs:
+        what = f"{data.name} has {len(data.classes)} classes, the module {outputs}"
+        raise DataError(f"{what}: pass classes=, the names of all its outputs in its order")
+    return tuple(data.classes)
 
 
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
@@ -148,10 +174,19 @@ def refit_posterior(
     *,
     prior: float | str,
     damping: str,
+    classes: Sequence[str] | None = None,
     weight_decay: float | None = None,
     progress: Progress = None,
 ) -> SourceModel:
-    """The same network; a new posterior from this data. The weight decay is the one stored, where none is given."""
+    """The same network; a new posterior from this data. The weight decay is the stored one unless another is given.
+
+    `classes` are new names for the model's outputs, in its order.
+    """
+    if classes is not None:
+        names = checked_classes(classes)
+        if len(names) != len(model.classes):
+            raise DataError(f"classes= holds {len(names)} names, the model has {len(model.classes)} classes")
+        model = dataclasses.replace(model, classes=names)
     if weight_decay is None:
         weight_decay = model.summary.get("weight_decay")
     needs_weight_decay(prior, weight_decay, "the model")
@@ -160,7 +195,8 @@ def refit_posterior(
     spec = model.spec
     store = engine_store(data, spec, runtime)
     model.to(runtime.device)
-    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress}
+    check = functools.partial(check_order, labels=store.labels, classes=model.classes, what=data.name)
+    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
     posterior = fit_posterior(model.classifier, store, spec, runtime, prior, **options)
     summary = {**model.summary, "prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
@@ -176,16 +212,18 @@ def from_state_dict(
     head: str | None,
     prior: float | str,
     damping: str,
+    classes: Sequence[str] | None = None,
     weight_decay: float | None = None,
     progress: Progress = None,
 ) -> SourceModel:
-    """A timm classifier from its weights; the classes are those of the data, in its order."""
+    """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
         raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
     needs_weight_decay(prior, weight_decay, path)
+    data = named_data(data, classes)
     state = read_state(file)
     module = timm_model(backbone)
     name = head or guess_head(module)

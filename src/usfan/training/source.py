@@ -201,6 +201,7 @@ class Training:
         return accuracy
 
     def record(self, epoch: int, figures: dict[str, float]) -> None:
+        self.loop.tell(epoch + 1, figures)
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", epoch=epoch + 1, **figures)
@@ -245,9 +246,12 @@ def fit_posterior(
     weight_decay: float | None = None,
     damping: str = "exact",
     progress: Callable[[int], None] | None = None,
+    check: Callable[[Tensor], None] | None = None,
 ) -> KroneckerPosterior:
-    """One pass over all the data, test views, BatchNorm in test mode."""
+    """One pass over all the data, test views, BatchNorm in test mode. `check` is shown the logits before the fit."""
     features, logits = forward_store(classifier, store, spec, runtime, progress=progress)
+    if check is not None:
+        check(logits)
     weight, bias = classifier.head_tensors()
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
-from usfan.scoring.mixture import Fit, fit_mixture, fit_witness_space
+from usfan.scoring.mixture import Fit, Mixture, fit_mixture, fit_witness_space, label_shift, match_shares
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.objectives import global_mean, soft_cross_entropy
 from usfan.scoring.outputs import Outputs
 
-FIRST_ROUNDS, LATER_ROUNDS = 20, 4
+FIRST_ROUNDS, LATER_ROUNDS = 20, 6
 """Rounds of EM at the first refresh, and at later ones, which go on from the last."""
 
 
@@ -42,18 +42,45 @@ class WitnessLabels(Term):
     witness_dimensions: int = 64
     """Principal directions of the witness's features that the mixture sees."""
 
+    shares: str = "blend"
+    """study"""
+
     def start(self, context: Context) -> None:
         assert context.witness is not None
         self.guide, self.total, self.uncertainty = context.guide, context.runtime.total_or_alone, context.uncertainty
         self.points = fit_witness_space(context.witness, self.witness_dimensions).project(context.witness)
         self.labels = torch.full((context.count, context.classes), 1 / context.classes, device=context.device)
+        self.guide.shares = torch.full((context.classes,), 1 / context.classes, device=context.device)
         self.fit: Fit | None = None
+        self.rho = 1.0
 
     def refresh(self, outputs: Outputs) -> None:
-        names = self.uncertainty.predictive(outputs.features, 1.0).clamp_min(1e-12).log()
-        start, rounds = (None, FIRST_ROUNDS) if self.fit is None else (self.fit.mixture, LATER_ROUNDS)
-        self.fit = fit_mixture(self.points, names, start=start, rounds=rounds)
-        self.labels.copy_(self.fit.responsibilities)
+        probs = self.uncertainty.predictive(outputs.features, 1.0) if self.fit is None else outputs.probs
+        names = probs.clamp_min(1e-12).log()
+        K = names.shape[1]
+        if self.fit is None:
+            self.fit = fit_mixture(self.points, names, rounds=FIRST_ROUNDS)
+            pi = self.fit.shares.double()
+            self.balanced = float(torch.exp(-(pi * (pi + 1e-12).log()).sum())) / K >= 0.85
+            if self.shares.endswith("-s") or (self.shares == "auto" and not self.balanced):
+                b = (label_shift(names, 3.0) + 1e-3 / K).log()
+                self.rho = 0.01
+                m = self.fit.mixture
+                begin = Mixture(m.means, m.cholesky, None, 3.0, b - b.mean())
+                self.fit = fit_mixture(self.points, names, start=begin, rounds=FIRST_ROUNDS, prior_shares=self.rho)
+        else:
+            self.fit = fit_mixture(
+                self.points, names, start=self.fit.mixture, rounds=LATER_ROUNDS, prior_shares=self.rho
+            )
+        r = self.fit.responsibilities
+        even = torch.full_like(r[0], 1 / K)
+        trust = float((r * probs).sum(dim=1).mean())
+        kind = self.shares.removesuffix("-s")
+        if kind == "auto":
+            kind = "match" if self.balanced else "estimated"
+        pi = {"uniform": even, "match": even, "estimated": r.mean(0)}.get(kind, trust * r.mean(0) + (1 - trust) * even)
+        self.guide.shares.copy_(pi)
+        self.labels.copy_(match_shares(r, pi) if kind in ("match", "blend-match") else r)
 
     def __call__(self, batch: Batch) -> Tensor:
         each = soft_cross_entropy(batch.logits, self.labels[batch.samples])
@@ -72,6 +99,8 @@ class WitnessAttraction(Term):
     """Weight of attraction and dispersion."""
     attracted: int = 3
     """Neighbours that an image is drawn to."""
+    dispersion: float = 1.0
+    """Weight of the dispersion, relative to the attraction."""
     dispersion_decay: float = 1.0
     """β: how fast the dispersion weakens."""
 
@@ -90,8 +119,8 @@ class WitnessAttraction(Term):
         self.bank.index_copy_(0, samples, probs.detach().to(self.bank.dtype))
         near = self.bank[self.near[samples]].sum(dim=1)
         together = (probs * near).sum(dim=1)
-        others = probs @ probs.sum(dim=0) - probs.square().sum(dim=1)
-        alpha = (1 + 10 * batch.done).pow(-self.dispersion_decay)
+        others = (probs @ probs.sum(dim=0) - probs.square().sum(dim=1)) * (2 * probs.shape[1] / len(probs))
+        alpha = self.dispersion * (1 + 10 * batch.done).pow(-self.dispersion_decay)
         loss = global_mean(alpha * others - together, self.total)
         batch.notes["loss_attraction"] = loss
         return self.attraction * loss

@@ -8,7 +8,8 @@ What is done with each kind of file:
   smallest to their largest value. Floats in [0, 1] or [0, 255] keep that scale, others are stretched.
 - Of an animation, the first frame.
 - Whatever cannot be decoded raises `UnreadableImage`, which names the file and the reason. A picture over `MAX_PIXELS`
-  counts as unreadable: a file of a few kilobytes can ask for gigabytes.
+  counts as unreadable: a file of a few kilobytes can ask for gigabytes. A baseline JPEG of up to `MAX_JPEG_PIXELS` is
+  decoded at a half or a quarter of its size, for which the decoder needs no more memory.
 
 The decoding processes import this module, so it loads neither torch nor numpy before they are needed.
 """
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its format)
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401 (registers its format)
+from PIL.JpegImagePlugin import JpegImageFile
 
 from usfan.errors import DataError
 
@@ -40,6 +42,8 @@ SUFFIXES = frozenset((*_JPEG, ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", "
 
 MAX_PIXELS = 2**26
 """67 million: above any common camera; one copy in memory is 256 MiB."""
+MAX_JPEG_PIXELS = 2**28
+"""268 million: above the largest cameras of telephones (108 and 200 million)."""
 MAX_SIDE = 65_535
 """JPEG's own limit. Resizing a longer strip would need gigabytes of filter coefficients."""
 MAX_BYTES = 2**29
@@ -129,7 +133,7 @@ def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
         raise UnreadableImage(path, "empty file")
     with quiet:
         try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            with _open(content) as image:
                 return convert(image, path, channels)
         except UnreadableImage:
             raise
@@ -137,10 +141,33 @@ def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
             raise UnreadableImage(path, _reason(error)) from error
 
 
+def _open(content: bytes) -> Image.Image:
+    """Pillow's image, not yet decoded. Pillow refuses pictures of 179 million pixels; of a JPEG `convert` judges."""
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError:
+        if not content.startswith(b"\xff\xd8\xff"):
+            raise
+        return JpegImageFile(io.BytesIO(content))
+
+
+def _decode_smaller(image: Image.Image) -> None:
+    """Let a large baseline JPEG be decoded at the first of 1/2, 1/4, 1/8 that is within the limits."""
+    width, height = image.size
+    plain = isinstance(image, JpegImageFile) and not image.info.get("progressive")
+    if not plain or width * height > MAX_JPEG_PIXELS or max(width, height) > MAX_SIDE:
+        return
+    share = next((n for n in (2, 4, 8) if -(-width // n) * -(-height // n) <= MAX_PIXELS), None)
+    if share is not None:
+        image.draft(None, (width // share, height // share))
+
+
 def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:
     """Load a Pillow image, turn it upright and bring it to mode RGB or L."""
     if channels not in (1, 3):
         raise DataError(f"channels must be 1 or 3, not {channels}")
+    if image.width * image.height > MAX_PIXELS:
+        _decode_smaller(image)
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         limit = f"{MAX_PIXELS} pixels, {MAX_SIDE} a side"

@@ -1,0 +1,88 @@
+"""CoWA-JMDS: cross-entropy on mixup, each sample weighted by how sure the data and the model are of its label.
+
+A Gaussian per class, fitted to the unit features by two rounds of EM from the model's predictions, gives the labels
+ŷ = argmax_k log π_k N(z̄; μ_k, Σ_k). In the first round every sample counts alike in the covariances. With γ_k the
+posterior log-probabilities of the classes,
+
+    LPG  = (γ_first − γ_second) / max over the target        how clear the structure of the data is
+    JMDS = LPG · p_ŷ                                          p_ŷ: the model's probability of that label
+    L    = E[w̃ CE(p(x̃), ỹ)]                                   x̃, ỹ, w̃: mixup of images, labels and JMDS
+
+Shapes: N target samples, B batch, K classes, D features. Memory: N × (D + K); covariances are made one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from usfan.adaptation.terms.mixup import Mixup
+from usfan.adaptation.terms.term import Context
+from usfan.compute.loop import Batch
+from usfan.posterior.predictive import certainty_weights
+from usfan.scoring.objectives import global_mean, soft_cross_entropy
+from usfan.scoring.outputs import Outputs
+
+RIDGE = 1e-6
+"""Added to the diagonal of each covariance."""
+
+
+@dataclass
+class WeightedMixup(Mixup):
+    """Cross-entropy on mixup, weighted by JMDS."""
+
+    certain: bool = False
+    """Multiply JMDS by the certainty of the posterior predictive."""
+
+    def start(self, context: Context) -> None:
+        super().start(context)
+        self.targets = torch.zeros_like(context.source.probs)
+        self.scores = context.source.probs.new_zeros(context.count)
+
+    def refresh(self, outputs: Outputs) -> None:
+        labels, scores = jmds(outputs.features, outputs.probs, self.guide.known)
+        if self.certain:
+            scores = scores * certainty_weights(outputs.posterior_probs)
+        self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
+        self.scores.copy_(scores * self.guide.known)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        own = (batch.images, self.targets[batch.samples], self.scores[batch.samples])
+        images, targets, weights = self.mixed(batch, self.shares[batch.samples], *own)
+        _, logits = batch.forward(images)
+        loss = global_mean(weights * soft_cross_entropy(logits, targets), self.total)
+        batch.notes["loss_mixup"] = loss
+        return loss
+
+
+def jmds(features: Tensor, probs: Tensor, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Labels N and scores N in [0, 1]; samples that are not known have no part in the Gaussians."""
+    phi, shares, spread = normalize(features, dim=1), probs, torch.ones_like(probs)
+    counts = torch.ones_like(probs[:, 0]) if known is None else known
+    for _ in range(2):
+        logs = class_log_probs(phi, shares * counts[:, None], spread * counts[:, None])
+        shares = spread = logs.exp()
+    top = logs.topk(2, dim=1)
+    gap = top.values[:, 0] - top.values[:, 1]
+    labels = top.indices[:, 0]
+    return labels, gap / gap.max().clamp_min(1e-12) * probs.gather(1, labels[:, None])[:, 0]
+
+
+def class_log_probs(phi: Tensor, shares: Tensor, spread: Tensor) -> Tensor:
+    """log P(k | φ), N×K, of Gaussians with means and weights by `shares` N×K, and covariances by `spread` N×K. What is
+    D×D is inverted in float64: a class may have fewer samples than features, and only the ridge for the rest."""
+    sizes = shares.sum(dim=0).clamp_min(1e-12)
+    means = shares.T @ phi / sizes[:, None]
+    unit = torch.eye(phi.shape[1], dtype=torch.float64, device=phi.device)
+    columns = []
+    for mean, size, part in zip(means, sizes, spread.T, strict=True):
+        away = phi - mean
+        covariance = (away.T @ (part[:, None] * away) / part.sum().clamp_min(1e-12)).double()
+        root = torch.linalg.cholesky(covariance + RIDGE * unit)
+        whiten = torch.linalg.solve_triangular(root, unit, upper=False).to(phi)
+        distance = (away @ whiten.T).square().sum(dim=1)
+        columns.append(size.log() - root.diagonal().log().sum().to(phi) - distance / 2)
+    return torch.stack(columns, dim=1).log_softmax(dim=1)

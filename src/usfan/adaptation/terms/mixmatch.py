@@ -1,0 +1,99 @@
+"""MixMatch on the target alone, SHOT++'s second stage: low-entropy samples of each class count as labelled.
+
+The split is made once, when the stage begins: a share of each predicted class, the lowest entropies first, keeps its
+predicted class as the label. The share is that of the samples whose entropy lies under the mean. For the others
+
+    q = sharpen((p + p') / 2),   sharpen(p)_k ∝ p_k^(1/T)       p: now, p': the test view at the last pass
+
+and after mixup with λ' = max(λ, 1 − λ), so that each sample stays mostly itself,
+
+    E_labelled[CE(p(x̃), ỹ)] + u t E_others[mean_k (p_k(x̃) − q̃_k)²]       t: share of the steps done
+
+The authors take two augmented views for q, and train a new head in this stage; here the head stays frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from usfan.adaptation.terms.mixup import Mixup
+from usfan.adaptation.terms.selection import best_of_each_class
+from usfan.adaptation.terms.term import Context
+from usfan.compute.loop import Batch
+from usfan.config_checks import at_least
+from usfan.errors import ConfigError
+from usfan.posterior.predictive import entropy
+from usfan.scoring.objectives import global_mean, soft_cross_entropy
+from usfan.scoring.outputs import Outputs
+
+
+@dataclass
+class MixMatch(Mixup):
+    """Semi-supervised learning from the samples that the model is sure of."""
+
+    mixup_alpha: float = 0.75
+    """α of Beta(α, α), from which λ is drawn; 0 mixes nothing."""
+    sharpening: float = 0.5
+    """T, temperature that sharpens the guessed labels."""
+    consistency_weight: float = 100.0
+    """u, weight of the loss on samples without a label, at the end of the stage; it grows linearly from 0."""
+    certain: bool = False
+    """Split by the entropy of the posterior predictive instead of the point estimate's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("consistency_weight", self.consistency_weight, 0)
+        if not self.sharpening > 0:
+            raise ConfigError(f"sharpening must be positive; got {self.sharpening}")
+
+    def start(self, context: Context) -> None:
+        super().start(context)
+        self.probs, self.targets = torch.zeros_like(context.source.probs), torch.zeros_like(context.source.probs)
+        self.labelled = context.source.probs.new_zeros(context.count)
+        self.split = False
+
+    def refresh(self, outputs: Outputs) -> None:
+        self.probs.copy_(outputs.probs)
+        if self.split:
+            return
+        labels = outputs.probs.argmax(dim=1)
+        self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
+        self.labelled.copy_(sure(outputs.posterior_probs if self.certain else outputs.probs, labels))
+        self.split = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"targets": self.targets, "labelled": self.labelled}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        self.targets.copy_(tensors["targets"])
+        self.labelled.copy_(tensors["labelled"])
+        self.split = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        labelled, known = self.labelled[batch.samples], self.guide.known[batch.samples]
+        guessed = sharpen((batch.probs.detach() + self.probs[batch.samples]) / 2, self.sharpening)
+        own = torch.where(labelled[:, None] > 0, self.targets[batch.samples], guessed)
+        shares = self.shares[batch.samples]
+        images, targets = self.mixed(batch, torch.maximum(shares, 1 - shares), batch.images, own)
+        _, logits = batch.forward(images)
+        supervised = global_mean(soft_cross_entropy(logits, targets), self.total, labelled * known)
+        apart = (logits.softmax(dim=1) - targets).square().mean(dim=1)
+        consistency = global_mean(apart, self.total, (1 - labelled) * known)
+        batch.notes.update(loss_labelled=supervised, loss_consistency=consistency)
+        return supervised + self.consistency_weight * batch.done * consistency
+
+
+def sure(probs: Tensor, labels: Tensor) -> Tensor:
+    """N booleans: the share of each class with the lowest entropies that lies under the mean over all."""
+    entropies = entropy(probs)
+    share = (entropies < entropies.mean()).double().mean()
+    return best_of_each_class(-entropies, labels, probs.shape[1], share)
+
+
+def sharpen(probs: Tensor, temperature: float) -> Tensor:
+    """p^(1/T), made to sum to 1."""
+    return normalize(probs ** (1 / temperature), p=1, dim=1)

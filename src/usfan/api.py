@@ -1,0 +1,202 @@
+"""The functions of `import usfan`: the same as on the command line, for whatever a caller has at hand.
+
+A model is a model, its folder or a Hub id. Data is whatever `ImageData` takes. `device=` is short for
+`runtime={"device": …}`. `run=` names a folder that then holds what the command would have written. `progress=` is True
+(the default: a bar, or lines in a log), False, or a function of (steps done, steps in all, figures).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from usfan.errors import ConfigError
+from usfan.progress import bar, for_api
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from usfan.artifacts.model import AdaptedModel, SourceModel
+    from usfan.runs.folder import RunFolder
+
+
+def train_source(
+    data: Any,
+    *,
+    runtime: Any = None,
+    device: Any = None,
+    run: Any = None,
+    resume: bool = False,
+    progress: Any = None,
+    **settings: Any,
+) -> SourceModel:
+    """Train on labelled images. `settings` are the fields of `usfan.config.TrainConfig`: backbone, epochs, seed, …"""
+    from usfan.compute.runtime import as_runtime
+    from usfan.config import TrainConfig, make_config
+    from usfan.training.source import train_source as train
+
+    config = make_config(TrainConfig, settings)
+    engine, data = as_runtime(runtime, device), as_data(data)
+    recorded = {"data": data_name(data), **dataclasses.asdict(config)}
+    with opened_run(run, recorded, "train", resume) as (folder, own):
+        if own and folder.finished() is not None:
+            from usfan.artifacts.model import as_model
+
+            return as_model(folder.path)
+        with for_api(progress, "training", config.batch_size) as told:
+            model = train(data, runtime=engine, run=folder, progress=told, **settings)
+        if own and engine.rank == 0:
+            model.save(folder.path)
+            folder.save_metrics({"classes": len(model.classes), "images": len(data), **model.summary})
+            folder.drop_checkpoints()
+    return model
+
+
+def attach_posterior(
+    module: nn.Module,
+    data: Any,
+    head: str | None = None,
+    *,
+    classes: Any = None,
+    runtime: Any = None,
+    device: Any = None,
+    progress: Any = None,
+    **options: Any,
+) -> SourceModel:
+    """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
+
+    timm classifiers need no `head`, and bring their input size and normalisation; for others these are guessed, or give
+    `spec`. `classes` are the names of the outputs in the module's order: a sequence, or a file. With labelled data, an
+    order that does not fit the module's predictions is refused, and the one that fits is named. `options`: prior,
+    damping, weight_decay, spec.
+    """
+    from usfan.compute.runtime import as_runtime
+    from usfan.training.posthoc import attach_posterior as attach
+
+    if isinstance(classes, (str, Path)):
+        from usfan.data.class_file import read_classes
+
+        classes = read_classes(classes)
+    data, engine = as_data(data), as_runtime(runtime, device)
+    if callable(progress):
+        return attach(module, data, head, classes=classes, runtime=engine, progress=progress, **options)
+    with for_api(progress, "fitting", 1), bar("fitting", len(data)) as shown:
+        return attach(module, data, head, classes=classes, runtime=engine, progress=shown.advance, **options)
+
+
+def adapt(
+    source: Any,
+    data: Any,
+    method: str = "u-sfan",
+    *,
+    module: nn.Module | None = None,
+    runtime: Any = None,
+    device: Any = None,
+    run: Any = None,
+    resume: bool = False,
+    progress: Any = None,
+    **settings: Any,
+) -> AdaptedModel:
+    """Adapt a model to images, without labels. `settings` are fields of `usfan.config.AdaptConfig`, or settings of the
+    method (`usfan methods NAME` lists them). `module` goes with the folder of a model of your own."""
+    from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.adaptation.settings import recorded_settings, resolve
+    from usfan.artifacts.model import as_model
+    from usfan.compute.runtime import as_runtime
+
+    name = str(source) if isinstance(source, (str, Path)) else "a model in memory"
+    source, engine = as_model(source, module), as_runtime(runtime, device)
+    data = as_data(data)
+    given = {"method": method, **settings}
+    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
+    recorded = {"source": name, "data": data_name(data), **recorded_settings(config, row)}
+    with opened_run(run, recorded, "adapt", resume) as (folder, own):
+        if own and folder.finished() is not None:
+            return as_model(folder.path, module)  # type: ignore[return-value]
+        with for_api(progress, "adapting", config.batch_size) as told:
+            model = run_adaptation(source, data, runtime=engine, run=folder, progress=told, **given)
+        if not hasattr(data, "without_labels"):  # pixels that were decoded before
+            return model
+        assert model.passes is not None
+        model.passes = dataclasses.replace(model.passes, images=data.without_labels())
+        if own and engine.rank == 0:
+            save_adaptation(folder, model, data, open_set=config.setting == "open")
+    return model
+
+
+def save_adaptation(folder: RunFolder, model: AdaptedModel, data: Any, *, open_set: bool) -> dict[str, Any]:
+    """All that a run folder of `adapt` holds: the model, metrics.json, what was seen of each image, what changed."""
+    from usfan.evaluation.changes import write_changes
+    from usfan.evaluation.samples import adaptation_metrics, save_samples
+
+    data = data.for_model(model.classes, open_set=open_set)
+    model.save(folder.path)
+    metrics = adaptation_metrics(model, data, open_set=open_set) | write_changes(folder.path, model, data)
+    save_samples(folder.path, model, data)
+    folder.save_metrics(metrics)
+    folder.drop_checkpoints()
+    return metrics
+
+
+def evaluate(
+    model: Any,
+    data: Any,
+    *,
+    module: nn.Module | None = None,
+    open_set: bool = False,
+    batch_size: int = 64,
+    runtime: Any = None,
+    device: Any = None,
+    progress: Any = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The figures of `metrics.json` on labelled images. Classes are matched by name; percentages go from 0 to 100."""
+    from usfan.artifacts.model import as_model
+    from usfan.compute.runtime import as_runtime
+    from usfan.evaluation.evaluate import evaluate as run_evaluation
+
+    model, data, engine = as_model(model, module), as_data(data), as_runtime(runtime, device)
+    options |= {"open_set": open_set, "batch_size": batch_size, "runtime": engine}
+    if callable(progress):
+        return run_evaluation(model, data, progress=progress, **options)
+    with for_api(progress, "evaluating", 1), bar("evaluating", len(data)) as shown:
+        return run_evaluation(model, data, progress=shown.advance, **options)
+
+
+def report_model(model: Any, out: str | Path, data: Any = None) -> Path:
+    """The HTML report of a model that `adapt` returned, or, with `data`, of any model."""
+    from usfan.artifacts.model import as_model
+    from usfan.report.of_model import write_model_report
+
+    return write_model_report(as_model(model), Path(out), None if data is None else as_data(data))
+
+
+def as_data(data: Any) -> Any:
+    """An `ImageData` of whatever was given; pixels that were decoded before stay as they are."""
+    from usfan.artifacts.model import as_images
+    from usfan.data.cache import PixelStore
+
+    return data if isinstance(data, PixelStore) else as_images(data)
+
+
+def data_name(data: Any) -> str:
+    paths = getattr(data, "paths", None)
+    name = getattr(data, "name", "pixels in memory")
+    return str(Path(paths[0]).parent) if paths is not None and len(paths) == 1 else str(name)
+
+
+@contextlib.contextmanager
+def opened_run(run: Any, recorded: dict[str, Any], command: str, resume: bool) -> Iterator[tuple[Any, bool]]:
+    """The run folder, and whether it was opened here; a `RunFolder` that the caller opened stays the caller's."""
+    from usfan.runs.folder import RunFolder
+
+    if run is None or isinstance(run, RunFolder):
+        yield run, False
+        return
+    if not isinstance(run, (str, Path)):
+        raise ConfigError(f"run must be the path of a folder; got a {type(run).__name__}")
+    with RunFolder(run, recorded, command=command, resume=resume) as folder:
+        yield folder, True

@@ -1,0 +1,151 @@
+"""What the commands do around the work: open the data and the devices, and say what came of it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from usfan.cli.flags import STDIN
+from usfan.config import RuntimeConfig, make_config
+from usfan.errors import ConfigError
+from usfan.progress import console
+
+NAMED = 50
+"""Unreadable images that are named on the terminal; all of them are in log.jsonl."""
+
+
+def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The fields of a config among the settings."""
+    return {f.name: settings[f.name] for f in dataclasses.fields(kind) if f.name in settings}
+
+
+def open_data(settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The images, and what config.yaml says of them."""
+    from usfan.data.sources import ImageData
+
+    options = {"root": settings.get("root"), "strict": settings.get("strict", False)}
+    if "unlabelled" in settings:
+        options["unlabelled"] = settings["unlabelled"]
+    source = settings["data"]
+    if isinstance(source, list):
+        source = several_images(source)
+    return ImageData(source, **options), {"data": settings["data"], **options}
+
+
+def several_images(paths: list[str]) -> str | list[str]:
+    """DATA of `predict`: one of any kind, or several images. - stands for standard input, a path in each line."""
+    if paths == [STDIN]:
+        paths = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        if not paths:
+            raise ConfigError("standard input holds no path: write one in each line")
+    elif len(paths) == 1:
+        return paths[0]
+    for path in paths:
+        if os.path.isdir(path):
+            raise ConfigError(f"{path} is a folder: give one folder, or several images")
+        if not os.path.isfile(path):
+            raise ConfigError(f"{path}: no such file")
+    return paths
+
+
+def open_runtime(settings: dict[str, Any], *, several: bool = False) -> tuple[Any, dict[str, Any]]:
+    """The devices, and what config.yaml says of them. `several`: the command can run in several processes."""
+    from usfan.compute.runtime import process_counts, start_runtime
+
+    config = make_config(RuntimeConfig, take(settings, RuntimeConfig))
+    if not several and process_counts(config) != (1, 1):
+        raise ConfigError("this command runs in one process: leave --devices and --nodes out")
+    runtime = start_runtime(config)
+    console.quiet = runtime.rank > 0
+    return runtime, dataclasses.asdict(config)
+
+
+def load_module(named: str | None) -> Any:
+    """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
+    if named is None:
+        return None
+    place, _, function = named.partition(":")
+    if not place or not function:
+        raise ConfigError(f"--module {named}: write MODULE:FUNCTION, such as my_networks:make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        make = getattr(importlib.import_module(place), function)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--module {named}: there is no module {error.name}") from None
+    except AttributeError:
+        raise ConfigError(f"--module {named}: {place} has no {function}") from None
+    network = make()
+    from torch import nn
+
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"--module {named}: it must give a torch.nn.Module; got a {type(network).__name__}")
+    return network
+
+
+def must_be_a_file(path: Path, flag: str) -> None:
+    """Before the work: the file can be written where it is to lie."""
+    from usfan.files import must_be_writable
+
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no ordinary file"
+        raise ConfigError(f"{path} is {what}: {flag} names the file to write")
+    must_be_writable(path.parent, flag)
+
+
+def print_json_lines(table: Path, out: Path | None) -> None:
+    """A table of predictions as JSON, one object per line, to a file or standard output."""
+    from usfan.files import whole_file
+
+    def lines() -> Any:
+        with open(table, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                yield json.dumps({name: json_value(name, text) for name, text in row.items()}, ensure_ascii=False)
+
+    if out is None:
+        for line in lines():
+            print(line)
+        return
+    with whole_file(out) as part, open(part, "w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines())
+
+
+def json_value(name: str, text: str) -> Any:
+    if name in ("confidence", "entropy", "weight"):
+        return float(text) if text else None
+    if name in ("unknown", "abstained"):
+        return text == "1"
+    return text or None
+
+
+def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
+    """Name the images that could not be read, and count them; the log of a run that is not private holds them all."""
+    from usfan.data.stream import report_skipped
+
+    logged = run is not None and not private
+    for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if data.unreadable and logged:
+        run.log("skipped", count=len(data.unreadable), files=data.unreadable)
+
+
+def say_changes(out: str, data: str, model: Any) -> None:
+    """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
+    before, after = (p.logits.argmax(dim=1) for p in (model.passes.before, model.passes.after))
+    moved, count = int((before != after).sum()), len(before)
+    where, images = shlex.quote(out), shlex.quote(data)
+    for line in (
+        f"{out}: the model, adapted by {model.method}",
+        f"guard: {model.history['guard']['reason']}",
+        f"the prediction changed for {moved} of {count} images ({100 * moved / max(count, 1):.1f} %)",
+        f"next: usfan predict {where} {images} --out predictions.csv",
+        f"      usfan report {where}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,327 @@
+"""What every command takes, as data. Flags that are fields of a config have their type, help and default from there.
+
+A command is read without anything heavy; its `Command` is made only if it is the one that was asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from usfan.config import ADVANCED, AdaptConfig, RuntimeConfig, TrainConfig, choices_of
+from usfan.field_docs import field_docs
+
+BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
+STDIN = "/dev/stdin"
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag or, among the `places` of a command, a positional argument."""
+
+    name: str
+    about: str
+    type: str = "str"
+    """As a field's annotation; "list[…]" takes several values."""
+    default: Any = None
+    """Shown in the help. What is not given stays out of the settings."""
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> str:
+        """What stands for the value in the help."""
+        return "|".join(self.allowed) or self.metavar or self.name.upper()
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        on_off = self.type.startswith("bool") and not self.switch
+        return ("on", "off") if on_off else self.choices
+
+    @property
+    def several(self) -> bool:
+        return self.type.startswith("list[")
+
+    @property
+    def switch(self) -> bool:
+        """Stands alone: --resume. A field that is on by default takes on or off."""
+        return self.type == "bool" and not self.default
+
+
+@dataclass(frozen=True)
+class Command:
+    """The arguments of one command."""
+
+    usage: str
+    places: tuple[Flag, ...] = ()
+    """Positional arguments, in order. One that is a list takes all that are left."""
+    groups: dict[str, tuple[Flag, ...]] = dataclasses.field(default_factory=dict)
+    """Flags under their titles in the help, the common ones first."""
+    kinds: tuple[type, ...] = ()
+    """Configs whose every field may stand in a config file, and in --set if the command has it."""
+    required: tuple[str, ...] = ()
+    """Must be given on the command line or in the config file."""
+    open_ended: bool = False
+    """Takes the settings of a method too, which the method checks."""
+    resumable: bool = False
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        return {flag.name: flag for group in self.groups.values() for flag in group}
+
+    def names(self) -> set[str]:
+        """Everything that may stand in a config file. A module is named by the user alone: it is code."""
+        fields = {f.name for kind in self.kinds for f in dataclasses.fields(kind)}
+        own = {flag.name for flag in self.places} | self.flags.keys()
+        return (fields | own) - {"config", "set", "module"}
+
+
+def fields(kind: type, *names: str) -> tuple[Flag, ...]:
+    """These fields of a config as flags."""
+    docs, found = field_docs(kind), {f.name: f for f in dataclasses.fields(kind)}
+    return tuple(
+        Flag(name, docs.get(name, ""), str(found[name].type), found[name].default, choices=choices_of(kind, name))
+        for name in names
+        if name in found
+    )
+
+
+def others(kind: type, shown: Iterable[Flag] = (), *, without: Iterable[str] = ()) -> tuple[Flag, ...]:
+    """The fields of a config that no other group shows."""
+    seen = {flag.name for flag in shown} | set(without)
+    return fields(kind, *(f.name for f in dataclasses.fields(kind) if f.name not in seen))
+
+
+DATA = Flag("data", "A folder class/*.jpg, a flat folder of images, one image, or a list file.")
+MODEL = Flag("model", "Model folder or Hub id.")
+OUT = Flag("out", "Run folder: settings, figures, log and the model (required).", metavar="DIR")
+RESUME = Flag("resume", "Go on with the interrupted run in --out; its settings are read from there.", "bool")
+PRIVATE = Flag(
+    "private",
+    "Leave out paths, file names and, of train and posterior, settings, log and training figures.",
+    "bool",
+)
+ROOT = Flag("root", "Folder that a list's paths start from and may not leave.", metavar="DIR")
+STRICT = Flag("strict", "An unreadable image is an error.", "bool")
+CONFIG = Flag("config", "Settings by name; flags go on top.", metavar="FILE.yaml")
+SEED = Flag("seed", "Seed of whatever is drawn.", "int", 0)
+MODULE = Flag(
+    "module",
+    "Function that makes the network of a model that is not timm's; the module is imported.",
+    metavar="MODULE:FUNCTION",
+)
+UNLABELLED = Flag("unlabelled", "Ignore labels, and take folders of any names and depth.", "bool")
+OPEN_SET = Flag("open_set", "The data may hold classes that the model does not know.", "bool")
+PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
+SET = Flag(
+    "set",
+    "Less common settings, and those of the method: see `usfan methods NAME`.",
+    "list[str]",
+    metavar="NAME=VALUE",
+)
+COMPUTING = ("device", "devices", "nodes", "workers", "cache", "precision")
+
+
+def every_command(*more: Flag) -> dict[str, tuple[Flag, ...]]:
+    """The group of a command that computes little: what all commands take."""
+    return {"Every command": (*more, *fields(RuntimeConfig, "device"), CONFIG)}
+
+
+def demo() -> Command:
+    out = Flag("out", "Run folder.", default="runs/demo", metavar="DIR")
+    return Command("[OPTIONS]", groups={"Common": (out,), **every_command(SEED)})
+
+
+def train() -> Command:
+    common = (
+        OUT,
+        *fields(TrainConfig, "backbone", "pretrained", "epochs", "seed", "tune", "batch_size", "lr", "preset"),
+        RESUME,
+    )
+    return Command(
+        "DATA --out DIR [OPTIONS]",
+        (DATA,),
+        {
+            "Common": common,
+            "Training and posterior": others(TrainConfig, common),
+            "Data and run folder": (ROOT, STRICT, PRIVATE),
+            "Computing": (*others(RuntimeConfig), CONFIG),
+        },
+        (TrainConfig, RuntimeConfig),
+        required=("data", "out"),
+        resumable=True,
+    )
+
+
+def posterior() -> Command:
+    return Command(
+        "MODEL DATA --out DIR [OPTIONS]",
+        (dataclasses.replace(MODEL, about="Model folder, or a state dict with --backbone."), DATA),
+        {
+            "Common": (
+                OUT,
+                Flag("backbone", "timm model that the state dict belongs to."),
+                Flag("head", "Name of its final Linear, if timm does not say."),
+                Flag("classes", "Names of the model's outputs in its order: one per line, or JSON.", metavar="FILE"),
+                *fields(TrainConfig, "prior", "damping"),
+                Flag(
+                    "weight_decay",
+                    "Of the training, for --prior weight-decay; as stored if not given.",
+                    "float | None",
+                ),
+                RESUME,
+            ),
+            "Data and run folder": (ROOT, STRICT, PRIVATE),
+            "Computing": (SEED, *others(RuntimeConfig, without=["compile"]), CONFIG),
+        },
+        (RuntimeConfig,),
+        required=("model", "data", "out"),
+        resumable=True,
+    )
+
+
+def adapt() -> Command:
+    common = (
+        OUT,
+        *fields(AdaptConfig, "method", "epochs", "seed", "setting"),
+        OPEN_SET,
+        PARTIAL_SET,
+        *fields(AdaptConfig, "preset", "guard"),
+        RESUME,
+    )
+    labels = "Labels are used for the figures at the end, never for adapting."
+    source = Flag("source", "Model folder or Hub id; one or more.", "list[str]")
+    data = dataclasses.replace(DATA, about=f"{DATA.about} {labels}")
+    return Command(
+        "SOURCE [SOURCE …] DATA --out DIR [OPTIONS]",
+        (source, data),
+        {
+            "Common": common,
+            "Adaptation": (*others(AdaptConfig, common, without=ADVANCED), SET),
+            "Data and model": (UNLABELLED, ROOT, MODULE, PRIVATE),
+            "Computing": (*others(RuntimeConfig, without=ADVANCED), CONFIG),
+        },
+        (AdaptConfig, RuntimeConfig, DataOptions),
+        required=("source", "data", "out"),
+        open_ended=True,
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Options of the data that `adapt` takes by --set."""
+
+    strict: bool = False
+    """An unreadable image is an error."""
+
+
+def evaluate() -> Command:
+    return Command(
+        "MODEL DATA [OPTIONS]",
+        (MODEL, DATA),
+        {
+            "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET),
+            "Data and model": (ROOT, STRICT, MODULE),
+            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), CONFIG),
+        },
+        required=("model", "data"),
+    )
+
+
+def predict() -> Command:
+    data = "A folder or a list file, or one or more images; - reads paths from standard input, one per line."
+    return Command(
+        "MODEL DATA [DATA …] --out FILE.csv [OPTIONS]",
+        (MODEL, Flag("data", data, "list[str]")),
+        {
+            "Common": (
+                Flag("out", "Output file (required, unless --json prints the predictions).", metavar="FILE"),
+                Flag("json", "JSON instead of CSV, one object per line; without --out to standard output.", "bool"),
+                Flag("coverage", "Abstain on the least certain 1 − coverage.", "float | None"),
+            ),
+            "Data and model": (ROOT, STRICT, MODULE),
+            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), CONFIG),
+        },
+        required=("model", "data"),
+    )
+
+
+def report() -> Command:
+    out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
+    runs = Flag("runs", "Run folders.", "list[str]")
+    return Command("RUN [RUN …] [OPTIONS]", (runs,), {"Common": (out,), **every_command(SEED)}, required=("runs",))
+
+
+def export() -> Command:
+    onnx = Flag("onnx", "Output file (required).", metavar="FILE")
+    tensors = Flag("tensors", "The graph takes the network's own input and gives features and logits.", "bool")
+    groups = {"Common": (onnx, tensors, MODULE), **every_command(SEED)}
+    return Command("MODEL --onnx FILE [OPTIONS]", (MODEL,), groups, required=("model", "onnx"))
+
+
+def methods() -> Command:
+    name = Flag("name", "A method, for its settings.")
+    return Command("[NAME] [OPTIONS]", (name,), every_command(SEED))
+
+
+def completion() -> Command:
+    shell = Flag("shell", "Which shell.", choices=SHELLS)
+    return Command("SHELL", (shell,), every_command(SEED), required=("shell",))
+
+
+def reproduce() -> Command:
+    common = (
+        Flag("data", "Folder of the data set.", metavar="ROOT"),
+        Flag("methods", "By default all.", "list[str]"),
+        Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
+        Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B"),
+        Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
+        Flag("jobs", "Processes side by side.", "int", 1),
+    )
+    given = fields(AdaptConfig, "setting", "epochs", "preset", "guard")
+    adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
+    return Command(
+        f"{{{','.join(BENCHMARKS)}}} [OPTIONS]",
+        (Flag("benchmark", "Which one.", choices=BENCHMARKS),),
+        {
+            "Common": common,
+            "Source models": (
+                Flag("backbone", "Another network than the benchmark's own."),
+                *fields(TrainConfig, "pretrained"),
+                Flag("source_epochs", "Epochs of stage 1.", "int | None"),
+            ),
+            "Adaptation": (*adaptation, SET),
+            "Data": (
+                Flag("allow_counts", "Accept other numbers of images.", "bool"),
+                Flag("allow_classes", "Accept missing classes too.", "bool"),
+            ),
+            "Computing": (
+                Flag("seed", "The only seed; see --seeds.", "int"),
+                *others(RuntimeConfig, without=ADVANCED),
+                CONFIG,
+            ),
+        },
+        (AdaptConfig, RuntimeConfig),
+        required=("benchmark",),
+        open_ended=True,
+    )
+
+
+COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
+    "demo": ("MNIST and UCI digits, both ways, all methods: a table and pictures in runs/demo.", demo),
+    "train": ("Train a source model and fit its posterior.", train),
+    "posterior": ("Fit a posterior to a trained model, post hoc.", posterior),
+    "adapt": ("Adapt a source model to unlabelled images.", adapt),
+    "evaluate": ("Figures of a model on labelled images.", evaluate),
+    "predict": ("A table of predictions: path, label, confidence, entropy, weight, unknown.", predict),
+    "report": ("One HTML page of one or more runs.", report),
+    "export": ("The model as one ONNX graph.", export),
+    "methods": ("The table of methods, or the settings of one.", methods),
+    "reproduce": ("The paper's tables and figures.", reproduce),
+    "completion": ("Completion of commands, flags and values for a shell.", completion),
+}
+"""By name: one line for the overview, and what makes the rest."""

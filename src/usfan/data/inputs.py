@@ -1,0 +1,66 @@
+"""What a user names on the command line for prediction: photographs, folders, lists, and paths on standard input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+from usfan.data.decoding.decode import SUFFIXES, one_line
+from usfan.data.images import FileImages
+from usfan.data.lists import inside
+from usfan.data.sources import ImageData
+from usfan.errors import DataError
+
+
+def open_inputs(
+    given: Sequence[str], *, root: str | None = None, strict: bool = False, standard_input: TextIO | None = None
+) -> ImageData:
+    """All images that these name, without labels, in their order. `-` stands for one path per line of standard input.
+
+    A photograph that is not there stays in the list: its row says so. A folder or a list that is not there is an error.
+    """
+    if len(given) == 1 and given[0] != "-" and not _is_photograph(given[0]):
+        return ImageData(given[0], unlabelled=True, root=root, strict=strict)
+    paths: list[str] = []
+    for one in _expanded(given, standard_input):
+        if _is_photograph(one):
+            paths.append(os.path.abspath(os.path.expanduser(one)))
+        else:
+            paths += ImageData(one, unlabelled=True, root=root).paths or []
+    if not paths:
+        raise DataError("no image was given: name photographs, a folder or a list, or write paths to standard input")
+    if len(paths) == 1 and not os.path.isfile(paths[0]):
+        raise DataError(f"no such image: {one_line(paths[0])}")
+    for path in paths:
+        if root is not None and not inside(path, root):
+            raise DataError(f"{one_line(path)} leaves the root {one_line(root)}")
+    there = next((path for path in paths if os.path.isfile(path)), None)
+    if there is None:
+        raise DataError(f"none of the {len(paths)} images is there: {one_line(paths[0])}, …")
+    name = given[0] if len(given) == 1 else f"{len(paths)} images"
+    return _with_paths(ImageData([there], strict=strict, name=name), paths)
+
+
+def _with_paths(data: ImageData, paths: list[str]) -> ImageData:
+    """The same data of these files, which need not be there."""
+    data._images, data.paths = FileImages(paths), paths
+    return data
+
+
+def _is_photograph(path: str) -> bool:
+    return path.lower().endswith(tuple(SUFFIXES)) and not os.path.isdir(path)
+
+
+def _expanded(given: Iterable[str], standard_input: Any) -> Iterable[str]:
+    for one in given:
+        if one != "-":
+            yield one
+            continue
+        if standard_input is None:
+            import sys
+
+            standard_input = sys.stdin
+        for line in standard_input:
+            if line.strip():
+                yield line.strip("\r\n")

@@ -1,0 +1,43 @@
+"""The Hugging Face Hub, asked only if it can be reached: without a network its client keeps trying for a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+PATIENCE = 5.0
+"""Seconds to wait for the Hub's first answer."""
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def reachable() -> bool:
+    """Whether the Hub answers. Behind a proxy that cannot be asked: it counts as reachable."""
+    from huggingface_hub import constants
+
+    if any(os.environ.get(name) for name in PROXIES):
+        return True
+    place = urlsplit(constants.ENDPOINT)
+    port = place.port or (80 if place.scheme == "http" else 443)
+    try:
+        socket.create_connection((place.hostname or "", port), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def hub_or_cache() -> Iterator[bool]:
+    """Inside, the Hub's client asks the Hub if it can be reached (yields True), else only its own cache."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or reachable():
+        yield not constants.HF_HUB_OFFLINE
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield False
+    finally:
+        constants.HF_HUB_OFFLINE = False

@@ -1,0 +1,50 @@
+"""The words of the report, explained once: under each curve, and in a table at its end."""
+
+from __future__ import annotations
+
+from usfan.report.blocks import Cell, Table
+from usfan.report.read_run import Run
+
+VALIDATORS = {
+    "entropy": "Mean entropy of the predictions: 0 if the model is sure of every image.",
+    "information_maximization": "Entropy of the mean prediction minus the mean entropy: high if each image gets one "
+    "class surely and all classes are used. The adaptation maximises it.",
+    "soft_neighbourhood_density": "How many images lie together with others that get the same prediction.",
+    "feature_neighbourhood_density": "How many images lie close to others in the features.",
+    "diversity": "How evenly the classes are used: 1 if all are used alike.",
+    "coverage": "Share of the classes that at least one image is given.",
+    "largest_class": "Share of the images in the class that is given most often.",
+    "drift": "Share of the images whose prediction is no longer the source model's.",
+    "certain_drift": "The same, but images that the source model was sure of count more.",
+    "doubtful_drift": "Whether predictions changed where the source model was in doubt: 1 if only there, 0.5 if doubt "
+    "made no difference, less if it was sure of the images that changed.",
+    "source_neighbours": "Share of the five nearest images, in the source model's features, with the same prediction.",
+    "certain": "Share of the images whose prediction is more than half-way from a guess to certainty.",
+}
+"""What each validator says; none of them needs labels."""
+
+TERMS = {
+    "source model": "The model before adaptation, as it was trained on other images.",
+    "point estimate": "The ordinary prediction of the network. It decides the class.",
+    "posterior": "The prediction averaged over all last layers that fit the training images: less sure where the "
+    "training images say little.",
+    "certainty, or weight": "exp(−entropy of the posterior's prediction): 1 is certain, 1/K (K classes) is a guess. It "
+    "weighs each image in the adaptation.",
+    "certain": "The posterior gives the class a probability of more than (1 + 1/K)/2.",
+    "ECE": "Expected calibration error: how far the confidence is from the share of right predictions, on average. "
+    "Below 5 % is good, above 15 % is bad.",
+    "NLL and Brier": "Scores of the probabilities against the labels; lower is better.",
+    "validator": "A figure that judges the model without labels.",
+    "guard": "Compares the adapted model with the source model without labels, and keeps the source model if the "
+    "adaptation seems to have done harm.",
+    "HOS": "Open set: harmonic mean of the accuracy on known classes and on unknown images.",
+}
+
+
+def terms_table(prefix: str, run: Run) -> Table | None:
+    """The terms that a page of an adaptation uses."""
+    if run.kind != "adapt":
+        return None
+    open_set = run.samples is not None and run.samples.unknown is not None
+    rows = [[Cell(term, term), Cell(text, text)] for term, text in TERMS.items() if term != "HOS" or open_set]
+    return Table(f"{prefix}-terms", "Terms", "", ["term", "meaning"], rows, sortable=False, wide=True)

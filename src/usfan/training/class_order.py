@@ -1,0 +1,109 @@
+"""Whether the outputs of a trained network stand in the order of the class names that it is given.
+
+A network knows its classes by number only. If the names come in another order than in its training (torchvision's
+`ImageFolder` puts capitals before small letters, this package does not), every name is wrong and nothing fails. With
+labelled images the mistake shows: the network's predictions then fit a permutation of the names far better.
+
+C[k, j] counts the images of class k whose predicted output is j (K×K). The best permutation π maximises Σ_k C[k, π(k)]
+(linear assignment). Each cycle of π is judged alone: two names that are swapped among many are found, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from usfan.data.labels import some
+from usfan.errors import DataError
+
+FITS = 0.6
+"""Share of the images of a cycle that must fit the other order…"""
+FAR = 2.0
+"""…and how many times more than fit the order given."""
+EVIDENCE = math.log(1e4)
+"""How much likelier than a network that guesses the other order must be (log), beyond the number of orders tried."""
+NAMED = 12
+"""Up to so many names the whole order is spelled out."""
+
+
+class ClassOrderError(DataError):
+    """The class names stand in another order than the network's outputs; `classes` is the order that fits."""
+
+    def __init__(self, message: str, classes: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.classes = classes
+
+
+def better_order(predicted: Tensor, labels: Tensor, K: int) -> list[int] | None:
+    """For each output the class that it stands for, if that is clearly not the class of the same number; else None."""
+    from scipy.optimize import linear_sum_assignment
+
+    counts = torch.bincount(labels.long().cpu() * K + predicted.long().cpu(), minlength=K * K).view(K, K)
+    own_first = counts * (K + 1) + torch.eye(K, dtype=counts.dtype)  # of two orders that fit alike, the one given
+    _, columns = linear_sum_assignment(own_first.numpy(), maximize=True)
+    order = list(range(K))
+    for cycle in cycles(columns.tolist()):
+        places = [int(columns[k]) for k in cycle]
+        total = int(counts[cycle].sum())
+        own, other = int(counts[cycle, cycle].sum()), int(counts[cycle, places].sum())
+        if fits_far_better(own, other, total, K, len(cycle)):
+            for k, place in zip(cycle, places, strict=True):
+                order[place] = k
+    return order if order != list(range(K)) else None
+
+
+def cycles(permutation: list[int]) -> list[list[int]]:
+    """The cycles of two or more."""
+    seen: set[int] = set()
+    found = []
+    for first in range(len(permutation)):
+        cycle, k = [], first
+        while k not in seen:
+            seen.add(k)
+            cycle.append(k)
+            k = permutation[k]
+        if len(cycle) > 1:
+            found.append(cycle)
+    return found
+
+
+def fits_far_better(own: int, other: int, total: int, K: int, length: int) -> bool:
+    """Whether the images say so: they fit well, the order given fits badly, and chance does not explain it."""
+    if total == 0 or other < FITS * total or other < FAR * own:
+        return False
+    right = min(other / total, 0.95)
+    evidence = other * math.log(right * K) + (total - other) * math.log((1 - right) * K / (K - 1))
+    return evidence > EVIDENCE + min(math.lgamma(K + 1), 2 * length * math.log(K))
+
+
+def check_order(logits: Tensor, labels: Tensor | None, classes: Sequence[str], what: str) -> None:
+    """Raise `ClassOrderError` if the labels say that the names belong to other outputs. N×K logits, N labels."""
+    if labels is None:
+        return
+    predicted, labels, K = logits.argmax(dim=1).cpu(), labels.cpu(), len(classes)
+    known = labels < K
+    order = better_order(predicted[known], labels[known], K)
+    if order is None:
+        return
+    place = torch.tensor(order).argsort()
+    own, other = (100 * float((predicted == x).double().mean()) for x in (labels, place[labels.clamp(max=K - 1)]))
+    names = tuple(classes[k] for k in order)
+    raise ClassOrderError(
+        f"the class names are in another order than the model's outputs: {own:.0f} % of its predictions fit the labels "
+        f"of {what}, and {other:.0f} % do if {told(names, classes)}",
+        names,
+    )
+
+
+def told(names: tuple[str, ...], given: Sequence[str]) -> str:
+    """Which order fits, and how to give it."""
+    if list(names) == sorted(given):
+        which = "capitals come first, as in torchvision's ImageFolder"
+        return f"{which} ({some(names, NAMED)}): pass classes=sorted(names), or a file with the names in this order"
+    if len(names) <= NAMED:
+        return f"the order is {', '.join(names)}: pass classes= in this order"
+    moved = [f"{j} is {name}" for j, name in enumerate(names) if name != given[j]]
+    return f"output {some(moved, 4)}: pass classes= in the order of the model's outputs"

@@ -1,0 +1,256 @@
+"""The field's methods as rows: they learn on digits, go on after an interruption, and have their published settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+from sklearn.datasets import load_digits
+
+import usfan
+from tiny_models import tiny_model
+from usfan.adaptation.methods import Later, Method, Methods
+from usfan.adaptation.settings import resolve
+from usfan.adaptation.terms.information import InformationMaximization
+from usfan.adaptation.terms.mixmatch import MixMatch
+from usfan.adaptation.terms.rotation import Rotation
+from usfan.adaptation.terms.term import Term
+from usfan.compute.features import features_of
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import Runtime
+from usfan.errors import ConfigError
+from usfan.models.classifier import batch_norms
+from usfan.runs.folder import RunFolder
+
+CPU = Runtime(torch.device("cpu"))
+DIGITS = tuple("0123456789")
+SHORT = {"lsc": 2, "nrc": 3, "aad": 3, "upa": 2, "cowa": 4, "shot++": 2}
+"""Epochs on the digits: enough to tell a method that learns from one that does not."""
+GAINS = {"lsc": 15, "nrc": 15, "aad": 15, "upa": 15, "shot++": 15, "cowa": 13, "tent": 4, "bn-adapt": 5}
+"""Points that a method must win over the source model. They win 20 to 24 (CoWA 16 to 20), of which BatchNorm's
+statistics alone account for 11: whoever trains must win more. TENT's one pass at the authors' learning rate moves
+little but these statistics."""
+
+
+def digits(part: slice, turned: float = 0.0) -> usfan.ImageData:
+    """UCI digits, turned by some degrees."""
+    found = load_digits()
+    images = np.stack([ndimage.zoom(image, 3.5, order=1) for image in found.images[part]])
+    if turned:
+        images = ndimage.rotate(images, turned, axes=(1, 2), reshape=False, order=1)
+    pixels = np.clip(images * 255 / 16, 0, 255).astype(np.uint8)
+    return usfan.ImageData(pixels, labels=found.target[part].astype(np.int64), classes=DIGITS, name="digits")
+
+
+@pytest.fixture(scope="module")
+def source():
+    settings = {"backbone": "digits-cnn", "epochs": 4, "batch_size": 32, "bottleneck": 64}
+    return usfan.train_source(digits(slice(0, 600)), **settings)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return digits(slice(600, 1050), turned=20)
+
+
+def accuracy(outputs, data) -> float:
+    return 100 * float((outputs.logits.argmax(dim=1) == data.labels).double().mean())
+
+
+CERTAIN = {"lsc": {"certain": True}, "upa": {"certain": True}, "cowa": {"certain": True},
+           "tent": {"certain": True, "entropy_gate": 0.4}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [*((name, {}) for name in GAINS), *CERTAIN.items()], ids=lambda v: v if v else ""
+)
+def test_it_learns(source, target, method, settings):
+    """Against the source model, which is right for about half of the turned digits."""
+    if method in SHORT:
+        settings = {"epochs": SHORT[method], **settings}
+    model = usfan.adapt(source, target, method, guard=False, **settings)
+    before, after = accuracy(model.passes.before, target), accuracy(model.passes.after, target)
+    assert 40 < before < 65
+    assert after >= before + GAINS[method]
+    weight, bias = model.classifier.head_tensors()
+    assert torch.equal(weight, source.classifier.head_tensors()[0])  # the head stays
+    assert torch.equal(bias, source.classifier.head_tensors()[1])
+
+
+# bn-adapt and tent: what moves
+
+
+def moved(before, after) -> set[str]:
+    a, b = before.classifier.state_dict(), after.classifier.state_dict()
+    return {name for name in a if not torch.equal(a[name], b[name])}
+
+
+def names_of_norms(model, *kinds: str) -> set[str]:
+    norms = {id(layer) for layer in batch_norms(model.classifier)}
+    layers = [name for name, layer in model.classifier.named_modules() if id(layer) in norms]
+    return {f"{name}.{kind}" for name in layers for kind in kinds}
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def test_bn_adapt_changes_the_statistics_and_nothing_else(source, target):
+    model = usfan.adapt(source, target, "bn-adapt", guard=False)
+    assert moved(source, model) == names_of_norms(source, *STATISTICS)
+    assert (model.history["epochs"], model.history["kept_epoch"]) == (1, 1)
+    after = usfan.evaluate(model, target)["accuracy"]  # the model that is returned is the one that was judged
+    assert after == pytest.approx(accuracy(model.passes.after, target))
+    assert after > accuracy(model.passes.before, target)
+
+
+def test_bn_adapt_forgets_the_source_even_on_a_small_target(source, target):
+    """Ten images make one batch of an epoch, which alone would move the statistics by a tenth."""
+    few = target.subset(range(10))
+    model = usfan.adapt(source, few, "bn-adapt", guard=False)
+    first = next(batch_norms(model.classifier.backbone))
+    twice = usfan.adapt(model, few, "bn-adapt", guard=False)
+    again = next(batch_norms(twice.classifier.backbone))
+    torch.testing.assert_close(again.running_mean, first.running_mean, rtol=0.02, atol=1e-3)
+
+
+def test_the_guard_judges_bn_adapt(source):
+    """Noise for images: whatever it keeps, the model is that one."""
+    noise = usfan.ImageData(np.random.default_rng(0).integers(0, 255, (120, 28, 28), dtype=np.uint8))
+    model = usfan.adapt(source, noise, "bn-adapt", guard=True)
+    assert [record["epoch"] for record in model.history["records"]] == [0, 1]
+    assert bool(moved(source, model)) == (model.history["kept_epoch"] == 1)
+
+
+def test_tent_moves_scales_and_shifts_of_batchnorm_only(source, target):
+    model = usfan.adapt(source, target, "tent", guard=False, lr=0.01)
+    assert moved(source, model) == names_of_norms(source, "weight", "bias", *STATISTICS)
+
+
+def test_a_network_without_batchnorm_has_nothing_for_tent_to_move():
+    source = tiny_model("lenet", bottleneck=0)
+    images = np.zeros((8, source.spec.size, source.spec.size), dtype=np.uint8)
+    if any(True for _ in batch_norms(source.classifier)):
+        pytest.skip("this backbone has BatchNorm")
+    with pytest.raises(ConfigError, match="tune=affine: this network has no such layers"):
+        usfan.adapt(source, usfan.ImageData(images), "tent", batch_size=4)
+
+
+# Stages
+
+
+def test_published_settings():
+    """Fields of the rows, as the authors give them."""
+    rows = {name: resolve({"method": name}, pretrained=True, classes=31) for name in GAINS}
+    expected = {
+        "lsc": {"neighbours": 2, "gamma": 1.0, "objective_scale": 1.0},
+        "nrc": {"neighbours": 2, "further_neighbours": 3, "weak_affinity": 0.1, "gamma": 1.0},
+        "aad": {"neighbours": 3, "dispersion_decay": 1.0},
+        "upa": {"voters": 4, "votes": 2, "clean_share": 0.6, "pseudo_label_weight": 0.3, "gamma": 0.5},
+        "cowa": {"mixup_alpha": 0.2},
+        "shot++": {"rotation_weight": 0.6, "mixup_alpha": 0.75, "sharpening": 0.5, "consistency_weight": 100.0},
+        "tent": {"entropy_gate": 1.0},
+        "bn-adapt": {},
+    }
+    for name, (_, row) in rows.items():
+        settings = row.settings()
+        assert {key: settings[key] for key in expected[name]} == expected[name]
+        assert settings.get("certain", False) is False
+    assert rows["lsc"][0].epochs == 32
+    assert (rows["tent"][0].tune, rows["tent"][0].epochs) == ("affine", 1)
+    assert {"mixup_alpha", "rotation_weight"} <= usfan.METHODS["shot++"].setting_docs().keys()
+
+
+class Seen(Exception):
+    """Ends a run from outside."""
+
+
+def stopped_after(steps: int):
+    def progress(done: int, total: int, figures: dict[str, float]) -> None:
+        if done == steps:
+            raise Seen
+
+    return progress
+
+
+def test_two_stages_are_one_run(source, target):
+    few, calls = target.subset(range(96)), []
+    model = usfan.adapt(
+        source, few, "shot++", guard=False, epochs=2, batch_size=32, progress=lambda *call: calls.append(call[:2])
+    )
+    assert model.history["epochs"] == 4
+    records = model.history["records"]
+    assert [record["epoch"] for record in records] == [0, 1, 2, 3, 4]
+    assert ["loss_rotation" in record for record in records] == [False, True, True, False, False]
+    assert ["loss_labelled" in record for record in records] == [False, False, False, True, True]
+    assert records[1]["lr"] == pytest.approx(records[3]["lr"])  # each stage has a schedule of its own
+    assert calls == [(done, 12) for done in range(1, 13)]
+    assert len(model.passes.path) == 5  # every epoch was judged
+
+
+@pytest.mark.parametrize(("method", "steps"), [("shot++", 4), ("shot++", 6), ("shot++", 10), ("aad", 4), ("cowa", 4)])
+def test_it_goes_on_where_it_was_stopped(source, target, method, steps, tmp_path, monkeypatch):
+    """In the first stage, between the two, and in the second: bit for bit the run that was not stopped."""
+    monkeypatch.setattr(RunFolder, "scalars", lambda *_: None)
+    monkeypatch.setattr(RunFolder, "histogram", lambda *_: None)
+    few = target.subset(range(96))
+    settings = {"guard": False, "epochs": 2 if method == "shot++" else 4, "batch_size": 32}
+    whole = usfan.adapt(source, few, method, **settings)
+    with RunFolder(tmp_path / "run", {}, command="adapt") as run, pytest.raises(Seen):
+        usfan.adapt(source, few, method, run=run, progress=stopped_after(steps + 1), **settings)
+    with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
+        assert run.load_checkpoint()[0] == steps // 3
+        resumed = usfan.adapt(source, few, method, run=run, **settings)
+    assert moved(whole, resumed) == set()
+    assert [r["loss"] for r in whole.history["records"][1:]] == [r["loss"] for r in resumed.history["records"][1:]]
+
+
+class Flat(Term):
+    """A term with no effect."""
+
+    def __call__(self, batch):
+        return 0 * batch.logits.sum()
+
+
+def test_a_later_stage_may_differ(source, target):
+    """In epochs, speed and what moves; a setting that terms of both stages have is one setting."""
+    row = Methods().add(
+        Method("mine", "two stages", (Rotation(), InformationMaximization()), then=(
+            Later((InformationMaximization(), MixMatch()), {"epochs": 1, "lr": 0.0, "batch_size": 48}),
+            Later((Flat(),), {"epochs": 2, "tune": "new"}),
+        ))
+    )  # fmt: skip
+    changed = row.with_settings({"gamma": 0.25, "sharpening": 0.7})
+    assert [t.gamma for t in changed.parts if isinstance(t, InformationMaximization)] == [0.25, 0.25]
+    assert changed.settings()["sharpening"] == 0.7
+    usfan.METHODS["mine"] = row
+    try:
+        model = usfan.adapt(source, target.subset(range(96)), "mine", guard=False, epochs=1, batch_size=32)
+    finally:
+        del usfan.METHODS["mine"]
+    records = model.history["records"]
+    assert [record.get("lr", 1) > 0 for record in records] == [True, True, False, True, True]
+    assert model.history["epochs"] == 4
+    with pytest.raises(ConfigError, match="did you mean sharpening"):
+        row.with_settings({"sharpenin": 0.7})
+
+
+# Cached features
+
+
+@pytest.mark.parametrize("method", [*SHORT, "tent", "bn-adapt"])
+def test_features_of_a_frozen_backbone_are_enough(source, target, method):
+    """The backbone is asked once; the rest of the network learns from rows of features, and better ones come out."""
+    seen = features_of(source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU)
+    settings = {"rotation_weight": 0.0} if method == "shot++" else {}
+    model = usfan.adapt(source, seen, method, guard=False, epochs=2, **settings)
+    assert accuracy(model.passes.after, target) > accuracy(model.passes.before, target)
+    assert not {name for name in moved(source, model) if name.startswith("backbone")}
+
+
+def test_rotation_needs_images(source, target):
+    seen = features_of(source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU)
+    with pytest.raises(ConfigError, match="changes the images themselves, and features are given"):
+        usfan.adapt(source, seen, "shot++")
+    few = target.subset(range(40))
+    assert usfan.adapt(source, few, "shot++", tune="new", epochs=1, guard=False).history["epochs"] == 2

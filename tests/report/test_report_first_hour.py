@@ -1,0 +1,197 @@
+"""What a new reader of a report stumbled over: names cut in two, colours that flatter, words nobody explains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from headless import Browser, find_chromium
+from page_parser import parse
+from PIL import Image
+from report_runs import write_adapt_run
+from safetensors.torch import load_file, save_file
+
+from usfan.errors import DataError
+from usfan.files import write_json
+from usfan.report.page import write_report
+from usfan.report.terms import VALIDATORS
+from usfan.scoring.validators import DIRECTION
+
+OFFICE = ["back_pack", "desktop_computer", "desk_lamp", "mug", "paper_notebook", "trash_can"]
+
+
+def with_tensors(run: Path, **changes: torch.Tensor) -> Path:
+    tensors = load_file(run / "samples.safetensors") | changes
+    save_file(tensors, run / "samples.safetensors")
+    return run
+
+
+def with_metrics(run: Path, **changes: object) -> Path:
+    write_json(run / "metrics.json", json.loads((run / "metrics.json").read_text()) | changes)
+    return run
+
+
+def page_of(run: Path):
+    return parse(write_report([run], run.parent / "page.html"))
+
+
+def test_only_certain_images_are_certain_and_wrong(tmp_path):
+    run = write_adapt_run(tmp_path / "run", N=120)
+    page = page_of(run)
+    shown = page.one("r1-gallery-mistakes").all("figure")
+    posterior, labels = (load_file(run / "samples.safetensors")[name] for name in ("posterior_after", "labels"))
+    probs = load_file(run / "samples.safetensors")["probs_after"]
+    sure = posterior.max(1).values > (1 + 1 / 6) / 2
+    count = int((sure & (probs.argmax(1) != labels)).sum())
+    assert 0 < count < 12
+    assert len(shown) == count
+    doubtful = torch.full_like(posterior, 1 / 6)
+    page = page_of(with_tensors(run, posterior_after=doubtful))
+    assert not [e for e in page.all() if e.attributes.get("id") == "r1-gallery-mistakes"]
+    wrong = int((probs.argmax(1) != labels).sum())
+    notes = [note.text for note in page.all("p", "note")]
+    assert f"No image is certain and wrong: the model is in doubt about all {wrong} that are wrong." in notes
+
+
+def test_changed_predictions_are_shown_before_and_after(tmp_path):
+    run = write_adapt_run(tmp_path / "run", N=120)
+    tensors = load_file(run / "samples.safetensors")
+    before, after = (tensors[f"probs_{when}"].argmax(1) for when in ("before", "after"))
+    gallery = page_of(run).one("r1-gallery-changed")
+    assert f"{int((before != after).sum())} of 120 predictions changed." in gallery.text
+    assert all(" → " in figure.all("strong")[0].text for figure in gallery.all("figure"))
+    page = page_of(with_tensors(run, probs_before=tensors["probs_after"]))
+    assert "No prediction changed." in [note.text for note in page.all("p", "note")]
+
+
+def test_nothing_changed_is_not_green(tmp_path):
+    run = write_adapt_run(tmp_path / "run", N=60)
+    (badge,) = page_of(run).all("span", "status")
+    assert (badge.text, "good" in badge.attributes["class"]) == ("adapted", True)
+    run = with_tensors(run, probs_before=load_file(run / "samples.safetensors")["probs_after"])
+    (badge,) = page_of(run).all("span", "status")
+    assert (badge.text, "good" in badge.attributes["class"]) == ("adapted: no prediction changed", False)
+
+
+@pytest.mark.parametrize(("after", "mark", "said"), [(37.0, "", "60.0 % before; still high"), (4.0, "better", "")])
+def test_a_bad_calibration_is_not_green_because_it_was_worse(tmp_path, after, mark, said):
+    run = write_adapt_run(tmp_path / "run", N=60)
+    metrics = json.loads((run / "metrics.json").read_text())
+    with_metrics(run, before=metrics["before"] | {"ece": 60.0}, after=metrics["after"] | {"ece": after})
+    tiles = {tile.all("dt")[0].text: tile.all("small") for tile in page_of(run).all("dl", "tiles")[0].children}
+    (detail,) = tiles["ECE, point estimate"]
+    assert detail.attributes["class"] == mark
+    assert said in detail.text.replace("\u00a0", " ")
+
+
+def test_every_term_is_explained(tmp_path):
+    page = page_of(write_adapt_run(tmp_path / "run", N=60))
+    terms = {row[0]: row[1] for row in page.one("r1-terms").rows()}
+    assert {"ECE", "guard", "validator", "posterior", "source model"} <= terms.keys()
+    assert VALIDATORS.keys() == DIRECTION.keys()
+    for name in ("drift", "coverage", "information_maximization"):
+        figure = page.one(f"r1-validator-{name}")
+        assert len(figure.all("figcaption")[0].text) > 60, name
+
+
+def demo(root: Path) -> Path:
+    """As `usfan demo` leaves its folder: two runs, two source models, figures of all methods, pictures."""
+    for name in ("mnist-uci", "uci-mnist"):
+        write_adapt_run(root / name, N=60)
+        Image.new("RGB", (60, 40), "navy").save(root / f"{name}-entropy.png")
+    for name in ("mnist", "uci"):
+        (root / name).mkdir()
+        write_json(root / name / "config.json", {"kind": "source"})
+    row = {"accuracy": 91.5, "ece": 3.1, "seconds": 2.0}
+    write_json(root / "metrics.json", {p: {"source-only": row, "u-sfan": row} for p in ("mnist-uci", "uci-mnist")})
+    return root
+
+
+def test_a_folder_of_runs_is_the_page_of_its_runs(tmp_path):
+    page = parse(write_report([demo(tmp_path / "demo")], tmp_path / "page.html"))
+    assert page.all("h1")[0].text == "demo"
+    assert [a.all("h2")[0].text for a in page.all("article")] == ["mnist-uci", "uci-mnist"]
+    assert page.one("compare-figures")
+    assert len(page.one("all").all("img")) == 2
+    assert [row[0] for row in page.one("all-figures-0").rows()] == ["source-only", "u-sfan"]
+
+
+def test_a_study_is_the_table_of_its_cells(tmp_path):
+    study = tmp_path / "office31"
+    rows = [
+        {"method": m, "task": t, "seed": s, "accuracy": 70.0 + 5 * (m == "u-sfan") + s}
+        for m in ("source-only", "u-sfan") for t in ("A→W", "W→A") for s in (0, 1)
+    ]  # fmt: skip
+    (study / "cells").mkdir(parents=True)
+    for number, row in enumerate(rows[:-1]):  # one is still to come
+        write_json(study / "cells" / f"{number}.json", row)
+    write_json(study / "study.json", {"benchmark": "office31"})
+    (study / "config.yaml").write_text("command: reproduce\n")
+    (study / "log.jsonl").write_text("")
+    page = parse(write_report([study], tmp_path / "page.html"))
+    assert page.one("all-study").rows() == [["source-only", "70.5", "70.5", "70.5"], ["u-sfan", "75.5", "75.0", "75.2"]]
+    write_json(study / "results.json", {"rows": rows})
+    page = parse(write_report([study], tmp_path / "page.html"))
+    assert page.one("all-study").rows()[1][2] == "75.5"
+
+
+def test_a_folder_of_nothing_is_refused(tmp_path):
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report([tmp_path], tmp_path / "page.html")
+
+
+def test_a_model_alone_says_how_to_get_charts(tmp_path):
+    run = tmp_path / "model"
+    run.mkdir()
+    write_json(run / "config.json", {"kind": "adapted", "classes": ["a", "b"]})
+    text = page_of(run).text
+    assert "holds a model alone" in text
+    assert "target.report" in text
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium on this machine: install chromium to test the report in a browser")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+SPLIT = """
+[...document.querySelectorAll('th, td, .picker button, .thumb strong')].flatMap(element => {
+  const found = [];
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const word of node.data.matchAll(/[\\w_]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
+      const upright = getComputedStyle(element.querySelector('span') ?? element).writingMode !== 'horizontal-tb';
+      if (lines.size > 1 && !upright) found.push(element.tagName + ': ' + word[0]);
+    }
+  }
+  return found;
+})
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_word_is_split_in_a_browser(browser, tmp_path, width):
+    run = write_adapt_run(tmp_path / "run", N=120, K=6, classes=OFFICE)
+    browser.open(write_report([run], tmp_path / "page.html"), width)
+    assert browser.run("document.body.innerText.includes('back_pack')")
+    assert browser.run(SPLIT) == []
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_folder_of_runs_in_a_browser(browser, tmp_path):
+    browser.open(write_report([demo(tmp_path / "demo")], tmp_path / "page.html"), 1440)
+    assert browser.errors == []
+    assert browser.run("document.querySelectorAll('article').length") == 2
+    assert browser.run("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,351 @@
+"""Runs from the command line: going on with one, what is said at the end, own networks, predictions as JSON."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import usfan as package
+from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
+from usfan.cli import commands
+from usfan.cli.flags import COMMANDS
+from usfan.cli.main import parse_settings
+from usfan.runs.folder import RunFolder
+
+ADAPT = ("--epochs", 2, "--batch-size", 8, *TINY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return class_folder(tmp_path_factory.mktemp("data") / "squares")
+
+
+@pytest.fixture(scope="module")
+def model(folder, tmp_path_factory):
+    return train_tiny(folder, tmp_path_factory.mktemp("model") / "source")
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Makes runs stop at their first checkpoint, as by Ctrl-C."""
+    plain = RunFolder.save_checkpoint
+
+    def save_and_stop(self, *arguments):
+        plain(self, *arguments)
+        raise KeyboardInterrupt
+
+    def turn(on):
+        monkeypatch.setattr(RunFolder, "save_checkpoint", save_and_stop if on else plain)
+
+    return turn
+
+
+@pytest.mark.parametrize("command", ["train", "adapt"])
+def test_ctrl_c_names_the_command_that_goes_on_and_it_does(command, model, folder, tmp_path, stopped, capsys):
+    """`--resume` alone: data, method, seed and all the rest are read from the run."""
+    whole, out = tmp_path / "whole", tmp_path / "a run"
+    if command == "train":
+        call = ("train", folder, "--backbone", "digits-cnn", "--seed", 3, "--lr", 0.02, "--strict", *ADAPT)
+    else:
+        own = ("--method", "shot", "--set", "pseudo_label_weight=0.2", "momentum=0.8")
+        call = ("adapt", model, folder, "--seed", 3, *own, *ADAPT)
+    assert usfan(*call, "--out", whole) == 0
+    stopped(True)
+    capsys.readouterr()
+    assert usfan(*call, "--out", out) == 130
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == f"usfan {command}: interrupted; to go on: usfan {command} --resume --out '{out}'"
+    stopped(False)
+    assert usfan(command, "--resume", "--out", out) == 0
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert yaml.safe_load((out / "config.yaml").read_text()) == yaml.safe_load((whole / "config.yaml").read_text())
+    events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    epochs = [e["epoch"] for e in events if e["event"] == "epoch"]
+    assert sorted(set(epochs)) == ([1, 2] if command == "train" else [0, 1, 2])
+    assert len(epochs) <= len(set(epochs)) + 1  # it did not begin anew
+
+
+def test_ctrl_c_before_there_is_anything_to_go_on_with(model, folder, tmp_path, capsys, monkeypatch):
+    def interrupted(settings):
+        raise KeyboardInterrupt
+
+    for name in ("adapt", "evaluate", "reproduce"):
+        monkeypatch.setitem(commands.COMMANDS, name, interrupted)
+    for call, end in (
+        (("adapt", model, folder, "--out", tmp_path / "run"), "interrupted"),
+        (("evaluate", model, folder), "interrupted"),
+        (("reproduce", "toy"), "interrupted; the same command goes on with what is done"),
+    ):
+        assert usfan(*call) == 130
+        assert capsys.readouterr().err.strip() == f"usfan {call[0]}: {end}"
+
+
+def test_a_real_interrupt(model, folder, tmp_path):
+    """The signal of Ctrl-C, to a process of its own, in the middle of a run."""
+    out = tmp_path / "run"
+    process = in_child("adapt", model, folder, "--out", out, "--epochs", 5000, "--batch-size", 8, *TINY)
+    deadline = time.monotonic() + 60
+    while not (out / "log.jsonl").is_file() and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    assert not (out / "metrics.json").exists()
+
+
+def test_resuming_with_other_settings_shows_both_values(refused, model, folder, tmp_path):
+    out = adapt_tiny(model, folder, tmp_path / "run", "--seed", 4)
+    again = ("adapt", "--resume", "--out", out)
+    for flags, words in (
+        (("--lr", "0.02"), "(lr 0.01, not 0.02)"),
+        (("--seed", "5", "--epochs", "9"), "(epochs 2, not 9, seed 4, not 5)"),
+        (("--method", "shot"), "(method u-sfan, not shot)"),
+        (("--guard", "off"), "(guard on, not off)"),
+        (("--open-set",), "(setting closed, not open)"),
+        (("--set", "balance=off"), "(balance on, not off)"),
+        (("--set", "cache=elsewhere"), "(cache none, not elsewhere)"),
+        (("--unlabelled",), "(unlabelled none, not on)"),
+        (("--private",), "(private off, not on)"),
+    ):
+        line = refused(*again, *flags)
+        assert words in line, flags
+        assert "leave these flags out" in line
+    assert f"(data {folder}, not elsewhere)" in refused("adapt", model, "elsewhere", "--resume", "--out", out)
+    assert "(command adapt, not train" in refused("train", folder, "--resume", "--out", out)
+    assert usfan(*again, "--seed", 4, "--lr", "1e-2", "--set", "balance=on", "momentum=0.9") == 0
+
+
+def test_resume_where_there_is_nothing(refused, model, folder, tmp_path):
+    assert "SOURCE is missing" in refused("adapt", "--resume", "--out", tmp_path / "none")
+    assert "--out is missing" in refused("adapt", model, folder, "--resume")
+    adapt_tiny(model, folder, tmp_path / "fresh", "--resume")  # begins
+
+
+def test_a_finished_private_run_can_be_asked_for_again(model, folder, tmp_path, capsys):
+    """Its settings are withheld, so only --out says which run it is."""
+    out = train_tiny(folder, tmp_path / "run", "--private")
+    before = (out / "model.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    assert usfan("train", "--resume", "--out", out) == 0
+    assert "finished already" in capsys.readouterr().err
+    assert (out / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_to_go_on_with_may_be_a_strangers(refused, model, folder, tmp_path):
+    """Its config.yaml is checked like any other, and cannot name a module to import."""
+    out = adapt_tiny(model, folder, tmp_path / "run")
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    for more, words in (
+        ({"epochs": "many"}, "whole number"),
+        ({"no_such": 1}, "no_such"),
+        ({"module": "os:getcwd"}, "module os:getcwd, not none"),
+    ):
+        (out / "config.yaml").write_text(yaml.safe_dump({**config, **more}))
+        assert words in refused("adapt", "--resume", "--out", out)
+    (out / "config.yaml").write_text("a: &a [1]\nb: *a\n")
+    assert "aliases" in refused("adapt", "--resume", "--out", out)
+
+
+def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp_path, capsys):
+    flat = tmp_path / "my photos"
+    flat.mkdir()
+    for file in folder.rglob("*.png"):
+        shutil.copy(file, flat / f"{file.parent.name}-{file.name}")
+    capsys.readouterr()
+    out = adapt_tiny(model, flat, tmp_path / "run")
+    lines = capsys.readouterr().err.strip().splitlines()
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert lines[0] == f"{out}: the model, adapted by u-sfan"
+    assert lines[1] == f"guard: {metrics['guard']['reason']}"
+    assert lines[2].startswith("the prediction changed for ")
+    assert lines[2].endswith("%)")
+    assert "of 24 images" in lines[2]
+    assert lines[3] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
+    assert lines[4] == f"      usfan report {out}"
+    assert len(lines) == 5
+
+
+def test_unlabelled_by_choice(model, folder, tmp_path):
+    """Folders of a camera, and labels that are ignored."""
+    camera = tmp_path / "DCIM"
+    for number, place in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
+        shutil.copytree(place, camera / f"10{number}CANON")
+    for data, flags in ((camera, ()), (camera, ("--unlabelled",)), (folder, ("--unlabelled",))):
+        out = tmp_path / f"run-{data.name}-{len(flags)}"
+        adapt_tiny(model, data, out, *flags)
+        metrics = json.loads((out / "metrics.json").read_text())
+        assert metrics["images"] == 24
+        assert "after" not in metrics
+
+
+def test_several_sources_are_parsed_and_not_yet_taken(refused, model, folder, tmp_path):
+    settings = parse_settings("adapt", ["one", "two", "data", "--out", "run"])
+    assert (settings["source"], settings["data"]) == (["one", "two"], "data")
+    assert "one SOURCE" in refused("adapt", model, model, folder, "--out", tmp_path / "run")
+    assert "SOURCE and DATA are needed" in refused("adapt", model, "--out", tmp_path / "run")
+
+
+def table(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_path, capsys, monkeypatch):
+    photos = sorted(folder.rglob("*.png"))[:3]
+    capsys.readouterr()
+    assert usfan("predict", model, *photos, "--json", *TINY) == 0
+    rows = table(capsys.readouterr().out)
+    assert [row["path"] for row in rows] == [str(photo) for photo in photos]
+    assert set(rows[0]) >= {"path", "label", "confidence", "entropy", "weight", "unknown"}
+    assert isinstance(rows[0]["confidence"], float)
+    assert rows[0]["unknown"] is False
+    out = tmp_path / "table.json"
+    assert usfan("predict", model, photos[0], "--json", "--out", out, "--coverage", 0.4, *TINY) == 0
+    (row,) = table(out.read_text())
+    assert (row["abstained"], row["label"]) == (True, None)
+    assert usfan("predict", model, photos[0], "--out", tmp_path / "table.csv", *TINY) == 0
+    assert (tmp_path / "table.csv").read_text().count("\n") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{photos[0]}\n{photos[1]}\n"))
+    capsys.readouterr()
+    assert usfan("predict", model, "-", "--json", *TINY) == 0
+    assert [row["path"] for row in table(capsys.readouterr().out)] == [str(photos[0]), str(photos[1])]
+    assert "--out is missing" in refused("predict", model, photos[0], *TINY)
+    assert "is a folder" in refused("predict", model, photos[0], folder, "--json", *TINY)
+    assert "no such file" in refused("predict", model, photos[0], "nowhere.png", "--json", *TINY)
+
+
+def test_class_names_for_a_posterior(refused, model, folder, tmp_path):
+    (tmp_path / "names.txt").write_text("class-0\nclass-1\nclass-2\n")
+    out = tmp_path / "run"
+    assert usfan("posterior", model, folder, "--out", out, "--classes", tmp_path / "names.txt", *TINY) == 0
+    assert package.SourceModel.load(out).classes == ("class-0", "class-1", "class-2")
+    (tmp_path / "names.txt").write_text("class-0\nclass-1\n")
+    line = refused("posterior", model, folder, "--out", tmp_path / "two", "--classes", tmp_path / "names.txt", *TINY)
+    assert "2 names" in line
+
+
+NETWORK = """
+import torch
+from torch import nn
+(__import__("pathlib").Path(__file__).with_name("imported")).touch()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        self.body = nn.Sequential(*layers)
+        self.top = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.top(self.body(x))
+
+
+def make():
+    return Net()
+
+
+wrong = dict
+"""
+
+
+@pytest.fixture
+def own(folder, tmp_path, monkeypatch):
+    """A saved model of a network that is the user's own, whose module lies in the current folder."""
+    name = f"own_network_{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    space: dict = {"__name__": "own", "__file__": str(tmp_path / "x.py")}
+    exec(NETWORK, space)
+    (tmp_path / "imported").unlink()
+    torch.manual_seed(0)
+    spec = package.InputSpec(3, 16, 16)
+    package.attach_posterior(space["make"](), package.ImageData(folder), head="top", spec=spec).save(tmp_path / "own")
+    yield tmp_path / "own", name
+    sys.modules.pop(name, None)
+
+
+def test_an_own_network_is_imported_only_if_the_user_names_it(refused, own, folder, tmp_path):
+    source, name = own
+    named = ("--module", f"{name}:make")
+    assert "--module" in refused("predict", source, folder, "--out", tmp_path / "t.csv", *TINY)
+    for text in (f"module: {name}:make", f"out: t.csv\nmodule: {name}:make"):
+        (tmp_path / "c.yaml").write_text(text)
+        assert "only the flag --module" in refused("predict", source, folder, "--config", tmp_path / "c.yaml", *TINY)
+    assert not (tmp_path / "imported").exists()
+    assert usfan("predict", source, folder, "--out", tmp_path / "t.csv", *named, *TINY) == 0
+    assert (tmp_path / "imported").exists()
+    assert (tmp_path / "t.csv").read_text().count("\n") == 25
+    assert usfan("evaluate", source, folder, *named, *TINY) == 0
+    out = adapt_tiny(source, folder, tmp_path / "run", *named)
+    assert "make" not in (out / "config.yaml").read_text()
+    assert usfan("predict", out, folder, "--out", tmp_path / "u.csv", *named, *TINY) == 0
+    assert usfan("export", source, "--onnx", tmp_path / "m.onnx", "--tensors", *named) == 0
+
+
+def test_modules_that_cannot_be_used(refused, own, folder, tmp_path):
+    source, name = own
+    for given, words in (
+        ("no_such_module:make", "no module no_such_module"),
+        (f"{name}:nothing", "has no nothing"),
+        (f"{name}:wrong", "must give a torch.nn.Module; got a dict"),
+        (name, "write MODULE:FUNCTION"),
+    ):
+        assert words in refused("evaluate", source, folder, "--module", given, *TINY), given
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_flags_and_values(shell, capsys):
+    assert usfan("completion", shell) == 0
+    script = capsys.readouterr().out
+    for name, (_, make) in COMMANDS.items():
+        assert name in script
+        for flag in make().flags:
+            assert flag.replace("_", "-") in script, (name, flag)
+    for value in ("partial", "office-home", "cuda"):
+        assert value in script
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_flags_and_values(tmp_path, capsys):
+    assert usfan("completion", "bash") == 0
+    (tmp_path / "usfan.sh").write_text(capsys.readouterr().out)
+
+    def completed(line: str) -> set[str]:
+        words = line.split(" ")
+        code = f"""
+        source {tmp_path / "usfan.sh"}
+        function_name=$(complete -p usfan | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        COMP_WORDS=({" ".join(f"'{w}'" for w in words)}); COMP_CWORD={len(words) - 1}
+        COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}
+        $function_name usfan '{words[-1]}' '{words[-2]}'
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+        return {word.strip() for word in done.stdout.split()}
+
+    assert completed("usfan ada") == {"adapt"}
+    assert completed("usfan adapt --open") == {"--open-set"}
+    assert completed("usfan adapt --setting ") >= {"closed", "open", "partial"}
+
+
+def test_of_a_flag_given_twice_the_last_counts():
+    """As in a shell's alias or a script: what is appended goes on top. Lists grow."""
+    words = ["a", "b", "--out", "o", "--epochs", "2", "--set", "momentum=0.5", "--epochs", "8", "--set", "samples=3"]
+    settings = parse_settings("adapt", words)
+    assert (settings["epochs"], settings["momentum"], settings["samples"]) == (8, 0.5, 3)
+
+
+def test_the_place_of_a_model_is_said_with_brackets_as_it_is(model, folder, tmp_path, capsys):
+    out = adapt_tiny(model, folder, Path(tmp_path / "[bold]x"))
+    assert f"{out}: the model" in capsys.readouterr().err
