@@ -6,8 +6,8 @@ import logging
 
 import pytest
 import torch
-
 from process_worker import CLASSES, pictures
+
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
