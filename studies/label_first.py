@@ -3,10 +3,10 @@
     python studies/label_first.py FEATURES --out docs/results/label-first.json
 
 FEATURES holds pooled features of a frozen ImageNet network, one file per domain (`lite0-office31-amazon-v0.pt`, a state
-with `features` N×D and `labels` N). For each task and seed: a source model (bottleneck and head) is trained on the source's
-features and adapted to the target's by information maximisation; one image per class is chosen by each rule; the
-adaptation is repeated from the source model with the cross-entropy of these labels added. Accuracy is on the images
-that none of the rules chose, so that every rule is judged on the same ones.
+with `features` N×D and `labels` N). For each task and seed: a source model (bottleneck and head) is trained on the
+source's features and adapted to the target's by information maximisation; one image per class is chosen by each rule;
+the adaptation is repeated from the source model with the cross-entropy of these labels added. Accuracy is on the
+images that none of the rules chose, so that every rule is judged on the same ones.
 
 Rules: random; doubt (the largest entropy of the posterior predictive); clusters (k-means, no weights); label_first.
 """

@@ -67,6 +67,8 @@ def test_names_for_images_without_labels(camera):
     [
         ("list.csv", "path,label\n{0},mug\n{1},pen\n"),
         ("list.csv", "{0},mug\n{1},pen\n"),
+        ("list.csv", "{0} mug\n{1} pen\n"),
+        ("list.csv", '"path","label"\n"{0}","mug"\n"{1}","pen"\n'),
         ("list.csv", '\ufefflabel;size;filename\r\nmug;3;{0}\r\npen;4;"{1}"\r\n'),
         ("list.tsv", "image\tclass\n{0}\tmug\n{1}\tpen\n"),
         ("list.txt", "Path,Label\n{0},mug\n{1},pen\n"),

@@ -56,10 +56,10 @@ def parse(text: str) -> list[Entry]:
 def entries_of(text: str, file: str) -> list[Entry]:
     """The entries of a list, or of a table with columns."""
     first = next((line for line in text.split("\n") if line.strip()), "")
-    tabular = file.lower().endswith((".csv", ".tsv"))
-    mark = next((m for m in ("\t", ";", ",") if m in first), ",")
-    if tabular or _names_columns([cell.strip() for cell in first.split(mark)]):
-        return parse_table(text, mark, one_line(file))
+    mark = next((m for m in ("\t", ";", ",") if m in first), "")
+    tabular = bool(mark) and file.lower().endswith((".csv", ".tsv"))
+    if tabular or _names_columns([cell.strip(' "\r\t') for cell in first.split(mark or ",")]):
+        return parse_table(text, mark or ",", one_line(file))
     return parse(text)
 
 

@@ -70,7 +70,7 @@ def shared_section(id: str, path: Path, below: list[Path]) -> Section:
         name = picture.stem.replace("_", " ")
         blocks.append(run_picture(f"{id}-picture-{number}", str(picture), name, picture.name, name))
     shown = f"{len(below)} runs below {path}" + (f"; the first {MOST} are shown" if len(below) > MOST else "")
-    return Section(id, path.resolve().name, f"{shown}." if below else f"What {path} holds.", blocks, 2)
+    return Section(id, f"All of {path.resolve().name}", f"{shown}." if below else f"What {path} holds.", blocks, 2)
 
 
 def study_table(id: str, path: Path, problems: list[str]) -> Table | None:
