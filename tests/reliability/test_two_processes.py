@@ -32,7 +32,7 @@ def test_a_second_process_is_refused_while_the_first_runs(data, tmp_path):
     again = attempt(
         "train", data, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 199, *TINY, "--resume"
     )
-    assert "other settings (epochs)" in again.text  # past the lock
+    assert "other settings (epochs 200, not 199)" in again.text  # past the lock
 
 
 def test_a_study_and_the_demo_are_guarded_too(tmp_path, capsys):
