@@ -51,12 +51,10 @@ def measure(network: str, layout: str = "") -> dict[str, Any]:
 
     import torch
 
-    from usfan.adaptation.adapt import Adaptation
-    from usfan.adaptation.settings import resolve_defaults
+    from stage_2 import opened, refresh
     from usfan.artifacts.model import SourceModel
     from usfan.compute import passes as engine
     from usfan.compute.runtime import start_runtime
-    from usfan.config import AdaptConfig
     from usfan.data.cache import PixelStore
     from usfan.models.backbones import create_backbone
     from usfan.models.classifier import Classifier
@@ -74,13 +72,13 @@ def measure(network: str, layout: str = "") -> dict[str, Any]:
     model = SourceModel(classifier, posterior, tuple("0123456789"), spec, {"backbone": network}, {})
     pixels = torch.randint(0, 256, (count, spec.channels, spec.resize, spec.resize), dtype=torch.uint8)
     store = PixelStore(pixels, torch.arange(count))
-    run = Adaptation(model, store, resolve_defaults(AdaptConfig(guard=False), model), runtime)
     found: dict[str, float] = {}
-    for name, call in (("pass", lambda: run.outputs()), ("steps", lambda: run.train_epoch(0))):
-        run.refresh(0) if name == "steps" else call()
-        began = time.perf_counter()
-        call()
-        found[name] = count / (time.perf_counter() - began)
+    with opened(model, store, runtime) as run:
+        outputs = refresh(run, 0)
+        for name, call in (("pass", run.outputs), ("steps", lambda: run.train_epoch(0, outputs))):
+            began = time.perf_counter()
+            call()
+            found[name] = count / (time.perf_counter() - began)
     return {**found, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

@@ -70,9 +70,10 @@ def adapt() -> None:
 def train() -> None:
     """To where the first step begins: imports, files, network, all images decoded; STOP step: to where it ends."""
     from usfan.cli import main as cli
+    from usfan.compute.loop import Loop
     from usfan.training import source
 
-    plain_backbone, plain_step = source.create_backbone, source.Training.step
+    plain_backbone, plain_step = source.create_backbone, Loop.step
 
     def backbone(*arguments: Any, **options: Any) -> Any:
         made = plain_backbone(*arguments, **options)
@@ -88,7 +89,7 @@ def train() -> None:
         leave()
 
     source.create_backbone = backbone
-    source.Training.step = step  # type: ignore[method-assign]
+    Loop.step = step  # type: ignore[method-assign]
     cli.main(sys.argv[4:])
 
 

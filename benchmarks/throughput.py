@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from measure import Row
-from usfan.adaptation import adapt as loop
+from stage_2 import opened, refresh
+from usfan.adaptation import adapt as stage
 from usfan.adaptation.adapt import Adaptation
-from usfan.adaptation.settings import resolve_defaults
 from usfan.artifacts.model import SourceModel
-from usfan.compute import passes as engine
+from usfan.compute import loop
+from usfan.compute.accelerate import layers
 from usfan.compute.runtime import Runtime, start_runtime
-from usfan.config import AdaptConfig, RuntimeConfig, make_config
+from usfan.config import RuntimeConfig
 from usfan.data.cache import PixelStore, open_store
 from usfan.data.sources import ImageData
 from usfan.training.source import train_source
@@ -31,15 +32,12 @@ SETTINGS: dict[str, Any] = {"data": None, "backbones": ["resnet50", "tf_efficien
 TIMED_EPOCHS = 3
 
 
-class Ceiling(Adaptation):
-    """The bare step: a fixed batch, the loss of SHOT-IM."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        spec = self.source.spec
-        shape = (self.config.batch_size, spec.channels, spec.size, spec.size)
-        fixed = torch.randn(shape, device=self.runtime.device).contiguous(memory_format=torch.channels_last)
-        self.feeder.view = lambda samples, staged=None, compiled=False: fixed  # type: ignore[method-assign]
+def fix_batch(run: Adaptation) -> None:
+    """The bare step: the same batch every time, no views."""
+    spec = run.source.spec
+    shape = (run.config.batch_size, spec.channels, spec.size, spec.size)
+    fixed = torch.randn(shape, device=run.runtime.device).contiguous(memory_format=torch.channels_last)
+    run.loop.feeder.view = lambda samples, staged=None, compiled=False: fixed  # type: ignore[method-assign]
 
 
 def suite() -> Iterator[Row]:
@@ -65,7 +63,7 @@ def of_backbone(backbone: str, data: ImageData, store: PixelStore, graph: Runtim
     plain, _, _ = plain_recipe(source, data)
     yield Row(backbone, "plain recipe: PIL, DataLoader, TF32, eager", plain, "images/s", ratio=1.0)
     compiled, eager = (dataclasses.replace(graph, compile=c) for c in ("on", "off"))
-    top, _, warm = steady(Ceiling, source, store, compiled, "shot-im")
+    top, _, warm = steady(source, store, compiled, "shot-im", bare=True)
     yield Row(backbone, "ceiling: the compiled, captured step alone", top, "images/s", top / plain)
     yield Row(backbone, "compile and warm up", warm, "s")
     least = 3.0 if backbone == "resnet50" else None
@@ -81,39 +79,39 @@ def of_backbone(backbone: str, data: ImageData, store: PixelStore, graph: Runtim
     if least:  # a network with depthwise convolutions takes half a minute to set up for another type or layout
         cases.append(("u-sfan, captured, float32 (TF32)", dataclasses.replace(graph, precision="32"), "u-sfan", {}))
     for name, runtime, method, settings in cases:
-        speed, memory, _ = steady(Adaptation, source, store, runtime, method, **settings)
+        speed, memory, _ = steady(source, store, runtime, method, **settings)
         wanted = least if name == "u-sfan" else None
         note = f"{100 * speed / top:.0f} % of the ceiling, peak {memory:.1f} GB"
         yield Row(backbone, name, speed, "images/s", speed / plain, wanted=wanted, note=note)
     with torchs_norms():
-        speed, memory, _ = steady(Adaptation, source, store, graph, "u-sfan")
+        speed, memory, _ = steady(source, store, graph, "u-sfan")
     yield Row(backbone, "u-sfan without compile, BatchNorm by torch", speed, "images/s", speed / plain)
     if least:
         with channels_first():
-            speed, memory, _ = steady(Adaptation, source, store, graph, "u-sfan")
+            speed, memory, _ = steady(source, store, graph, "u-sfan")
         yield Row(backbone, "u-sfan, captured, channels first", speed, "images/s", speed / plain)
 
 
 def steady(
-    kind: type[Adaptation], source: SourceModel, store: PixelStore, runtime: Runtime, method: str, **settings: Any
+    source: SourceModel, store: PixelStore, runtime: Runtime, method: str, *, bare: bool = False, **settings: Any
 ) -> tuple[float, float, float]:
-    """Images per second in the steady state, peak gigabytes, and seconds of the first epoch."""
-    config = resolve_defaults(make_config(AdaptConfig, {"method": method, "guard": False, **settings}), source)
+    """Images per second in the steady state, peak gigabytes, and seconds of the first epoch. `bare`: the step alone, no
+    views and no refreshes."""
     torch.cuda.reset_peak_memory_stats()
-    run = kind(source, dataclasses.replace(store, labels=None, classes=None), config, runtime)
-    began = time.perf_counter()
-    run.refresh(0)
-    run.train_epoch(0)
-    torch.cuda.synchronize()
-    warm, began = time.perf_counter() - began, time.perf_counter()
-    for epoch in range(1, 1 + TIMED_EPOCHS):
-        if kind is Adaptation:
-            run.refresh(epoch)
-        run.train_epoch(epoch)
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    run.stepper.release()
-    images = TIMED_EPOCHS * run.batches * config.batch_size
+    unlabelled = dataclasses.replace(store, labels=None, classes=None)
+    with opened(source, unlabelled, runtime, method=method, **settings) as run:
+        if bare:
+            fix_batch(run)
+        began = time.perf_counter()
+        outputs = refresh(run, 0)
+        run.train_epoch(0, outputs)
+        torch.cuda.synchronize()
+        warm, began = time.perf_counter() - began, time.perf_counter()
+        for epoch in range(1, 1 + TIMED_EPOCHS):
+            run.train_epoch(epoch, outputs if bare else refresh(run, epoch))
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        images = TIMED_EPOCHS * run.loop.batches * run.config.batch_size
     return images / seconds, torch.cuda.max_memory_allocated() / 1e9, warm
 
 
@@ -121,31 +119,31 @@ class torchs_norms:
     """Within it, BatchNorm runs in torch's own kernels."""
 
     def __enter__(self) -> None:
-        self.before = engine.fuse_norms
-        engine.fuse_norms = lambda *_: None
+        self.before = layers.fuse_norms
+        layers.fuse_norms = lambda *_: None
 
     def __exit__(self, *_: Any) -> None:
-        engine.fuse_norms = self.before
+        layers.fuse_norms = self.before
 
 
 class channels_first:
     """Within it, networks and images keep torch's plain layout."""
 
     def __enter__(self) -> None:
-        self.before = loop.prepare, loop.forward
+        self.before = stage.prepare, loop.forward
 
         def forward(classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Any:
             with runtime.autocast():
                 features = classifier.extract(images.contiguous())
             return features.float(), classifier.head(features.float())
 
-        loop.prepare = lambda classifier, spec, runtime, **_: classifier.to(runtime.device).to(
+        stage.prepare = lambda classifier, spec, runtime, **_: classifier.to(runtime.device).to(
             memory_format=torch.contiguous_format
         )
         loop.forward = forward
 
     def __exit__(self, *_: Any) -> None:
-        loop.prepare, loop.forward = self.before
+        stage.prepare, loop.forward = self.before
 
 
 def plain_recipe(source: SourceModel, data: ImageData, steps: int = 40) -> tuple[float, float, float]:

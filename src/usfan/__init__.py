@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "ImageData": "usfan.data.sources",
     "InputSpec": "usfan.data.views",
-    "SourceModel": "usfan.artifacts.model",
-    "AdaptedModel": "usfan.artifacts.model",
+    "SourceModel": "usfan.api",
+    "AdaptedModel": "usfan.api",
     "Prediction": "usfan.scoring.outputs",
     "KroneckerPosterior": "usfan.posterior.kronecker",
     "train_source": "usfan.api",

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.errors import ConfigError
 from usfan.progress import bar, for_api
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from usfan.artifacts.model import AdaptedModel, SourceModel
     from usfan.runs.folder import RunFolder
 
 
@@ -168,11 +168,15 @@ def evaluate(
 
 
 def report_model(model: Any, out: str | Path, data: Any = None) -> Path:
-    """The HTML report of a model that `adapt` returned, or, with `data`, of any model."""
+    """Write the HTML report of a model that `adapt` returned, or, with `data`, of any model, to a file. `data` brings
+    labels and, for a model that was loaded, the images."""
     from usfan.artifacts.model import as_model
     from usfan.report.of_model import write_model_report
 
     return write_model_report(as_model(model), Path(out), None if data is None else as_data(data))
+
+
+SourceModel.report = report_model
 
 
 def as_data(data: Any) -> Any:

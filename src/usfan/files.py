@@ -94,6 +94,6 @@ def read_yaml(path: Path) -> Any:
             return super().compose_node(parent, index)
 
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader)
+        return Loader(path.read_text(encoding="utf-8")).get_single_data()
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None

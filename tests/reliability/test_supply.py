@@ -73,8 +73,9 @@ def test_nothing_is_unpickled_at_run_time(alone):
     assert alone["unpickled"] == []
 
 
-def test_no_module_of_the_package_opens_a_socket():
-    for path in (ROOT / "src").rglob("*.py"):
+def test_one_module_of_the_package_opens_a_socket():
+    """`models/hub.py`, for a model or weights that the user named: does the Hub answer?"""
+    for path in {*(ROOT / "src").rglob("*.py")} - {ROOT / "src" / "usfan" / "models" / "hub.py"}:
         names = {
             a.name.split(".")[0]
             for n in ast.walk(ast.parse(path.read_text()))

@@ -168,8 +168,12 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     three = write_adapt_run(tmp_path / "third" / "dslr", seed=0, labels=False)
     document = parse(write_report([one, two, three], tmp_path / "report.html"))
     settings = {row[0]: row[1:] for row in document.one("compare-settings").rows()}
-    assert settings == {"lr": ["0.01", "0.02", "0.01"], "method": ["u-sfan", "shot-im", "u-sfan"],
-                        "seed": ["0", "5", "0"]}  # fmt: skip
+    given = {"lr": ["0.01", "0.02", "0.01"], "method": ["u-sfan", "shot-im", "u-sfan"], "seed": ["0", "5", "0"]}
+    assert given.items() <= settings.items()
+    of_the_method = {"anneal", "balance", "decision", "separation", "split", "weights"}
+    assert set(settings) == set(given) | of_the_method
+    assert settings["weights"] == ["posterior", "none", "posterior"]
+    assert settings["separation"][1] == "–"  # shot-im has no such setting
     figures = {row[0]: row for row in document.one("compare-figures").rows()}
     assert set(figures) == {"first/webcam", "second/webcam", "third/dslr"}
     accuracy = json.loads((two / "metrics.json").read_text())["after"]["accuracy"]
@@ -179,17 +183,14 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert {"compare-shift", "compare-validator"} <= {e.attributes.get("id") for e in document.all()}
 
 
-def test_a_setting_that_was_chosen_says_so(tmp_path: Path) -> None:
-    run, other = (write_adapt_run(tmp_path / name) for name in ("one", "two"))
-    for path, chosen in ((run, True), (other, False)):
-        write_json(path / "config.json", {"summary": {"chosen": {"anneal": chosen}}})
+def test_a_setting_that_the_program_decided_stands_there_as_any_other(tmp_path: Path) -> None:
+    """`config.yaml` holds every value: six epochs anneal the weights, two do not."""
+    run, other = (write_adapt_run(tmp_path / name, **given) for name, given in (("one", {}), ("two", {"epochs": 2})))
     document = parse(write_report([run, other], tmp_path / "report.html"))
-    assert {row[0]: row[1] for row in document.one("r1-settings").rows()}["anneal"] == "not given: on"
-    assert [row for row in document.one("compare-settings").rows() if row[0] == "anneal"] == [
-        ["anneal", "not given: on", "not given: off"]
-    ]
-    (other / "config.json").unlink()  # it does not say: no difference is known
-    document = parse(write_report([run, other], tmp_path / "report.html"))
+    assert {row[0]: row[1] for row in document.one("r1-settings").rows()}["anneal"] == "on"
+    differ = {row[0]: row[1:] for row in document.one("compare-settings").rows()}
+    assert differ == {"anneal": ["on", "off"], "epochs": ["6", "2"]}
+    document = parse(write_report([run, run], tmp_path / "report.html"))
     assert "All runs have the same settings" in document.one("compare").text
 
 

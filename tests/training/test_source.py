@@ -124,10 +124,18 @@ def test_a_backbone_with_pretrained_weights_moves_slower(tmp_path):
     """The weights decide the default, not the network's name: digits-cnn moves slower with weights too."""
     first = usfan.train_source(squares(), **TINY)
     torch.save(first.classifier.backbone.state_dict(), tmp_path / "start.pth")
-    settings = {"pretrained": str(tmp_path / "start.pth"), **TINY}
+    settings = {"pretrained": str(tmp_path / "start.pth"), "tune": "all", **TINY}
     plain, slow, fast = (
         usfan.train_source(squares(), **settings, **given).classifier.state_dict()
         for given in ({}, {"backbone_lr_scale": 0.1}, {"backbone_lr_scale": 1.0})
     )
     assert all(torch.equal(plain[k], slow[k]) for k in plain)
     assert not all(torch.equal(plain[k], fast[k]) for k in plain)
+
+
+def test_what_moves_is_decided_from_the_weights(tmp_path):
+    """Of one network: from random weights all of it, from pretrained ones the layers after it."""
+    first = usfan.train_source(squares(), **TINY)
+    torch.save(first.classifier.backbone.state_dict(), tmp_path / "start.pth")
+    again = usfan.train_source(squares(), pretrained=str(tmp_path / "start.pth"), **TINY)
+    assert (first.summary["tune"], again.summary["tune"]) == ("all", "new")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,6 +58,8 @@ class SourceModel(ModelHubMixin):
     temperature: float = 0.4
     samples: int = 128
     kind = "source"
+    report: ClassVar[Callable[..., Path]]
+    """`usfan.report_model` as a method. `usfan.api` gives it: a model knows nothing of pages."""
     _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
 
     @property
@@ -86,12 +88,6 @@ class SourceModel(ModelHubMixin):
             for name, fact in self.facts().items()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
-
-    def report(self, out: str | Path, data: Any = None) -> Path:
-        """Write the HTML report to a file. `data` brings labels and, for a model that was loaded, the images."""
-        import usfan
-
-        return usfan.report_model(self, out, data)
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """The posterior's view of features and logits that a pass gave."""
