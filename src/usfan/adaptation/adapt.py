@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import logging
 import time
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.guard import Guard, Kept
+from usfan.adaptation.guard import DRAWS, MOST, Guard, Kept, estimated_accuracy
 from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.methods import Later, Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
-from usfan.adaptation.witness import choose_witness
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.compute.accelerate.layers import accelerated, settle_layout
 from usfan.compute.features import FeatureStore, features_of, on_features
@@ -44,9 +43,11 @@ from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
 from usfan.errors import ConfigError, DataError
+from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
 from usfan.scoring.outputs import Outputs, check_finite
+from usfan.scoring.structure import evenly_spaced
 from usfan.scoring.validators import validate
 
 log = logging.getLogger(__name__)
@@ -79,12 +80,25 @@ def adapt(
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
     if isinstance(store, FeatureStore) and any(term.needs_pixels for term in row.all_terms):
         raise ConfigError(f"{config.method} changes the images themselves, and features are given: give it images")
-    seen = witness if isinstance(witness, Tensor) else look(config.witness, source, store, row, engine)
-    return Adaptation(source, store, config, row, engine, run, progress, seen).run()
+    own = None if isinstance(witness, Tensor) else find_witness(config.witness, source, row)
+    if isinstance(witness, Tensor) or own is None:
+        seen = witness if isinstance(witness, Tensor) else None
+    elif isinstance(store, FeatureStore):
+        if not own.own:
+            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
+        seen = store.pixels
+    else:
+        seen = own.features(store, engine)
+    judge = None
+    if config.guard and row.adapts and store.pixels.ndim == 4:
+        used = {own.hash} if own is not None else set()
+        used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
+        judge = choose_judge(source, used)
+    return Adaptation(source, store, config, row, engine, run, progress, seen, judge).run()
 
 
-def look(asked: str, source: SourceModel, store: PixelStore, method: Method, runtime: Runtime) -> Tensor | None:
-    """What the witness sees of the target, N × F, if the method needs one."""
+def find_witness(asked: str, source: SourceModel, method: Method) -> Witness | None:
+    """The witness, if the method needs one."""
     if not method.needs_witness:
         return None
     witness = choose_witness(asked, source)
@@ -92,17 +106,7 @@ def look(asked: str, source: SourceModel, store: PixelStore, method: Method, run
         why = "--witness none" if asked == "none" else "no pretrained network is available for it"
         raise ConfigError(f"{method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+")
     log.info("witness: %s%s", witness.name, " (the model's own backbone)" if witness.own else "")
-    if isinstance(store, FeatureStore):
-        if not witness.own:
-            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
-        return store.pixels
-    return witness.features(store, runtime)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """A study of many runs on one target says it once."""
-    log.warning(message)
+    return witness
 
 
 class Adaptation:
@@ -118,7 +122,9 @@ class Adaptation:
         run: RunFolder | None = None,
         progress: Progress | None = None,
         witness: Tensor | None = None,
+        judge: Witness | None = None,
     ) -> None:
+        self.judge_network, self.images = judge, store
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
@@ -141,18 +147,12 @@ class Adaptation:
             config.samples,
             separates=bool(separation),
         )
-        self.guard = Guard(
-            enabled=config.guard,
-            partial=config.setting == "partial",
-            neighbourly=config.setting != "open",
-            names=source.classes,
-        )
+        self.guard = Guard(enabled=config.guard)
         self.classifier: Classifier = source.classifier
         self.first: dict[str, Tensor] = {}
         self.replay: Stepper | None = None
         self.loop: Loop
         self.terms: list[Term] = []
-        self.warning: str | None = None
         self.records: list[dict[str, Any]] = []
         self.pending: dict[str, float] = {}
         self.path: list[Tensor] = []
@@ -174,7 +174,7 @@ class Adaptation:
                 outputs = self.train(before, self.resume())
                 kept = self.guard.finish()
                 if kept.epoch != self.guard.latest:
-                    self.classifier.load_state_dict(kept.state or self.first)
+                    self.classifier.load_state_dict(self.guard.state if kept.epoch else self.first)
                     outputs = self.outputs()
             finally:
                 self.loop.release()
@@ -182,7 +182,12 @@ class Adaptation:
                     self.replay.release()
         settle_layout(whole, self.runtime)
         self.classifier = whole
-        return self.finished(kept, before, outputs, time.perf_counter() - started)
+        model = self.finished(kept, before, outputs, time.perf_counter() - started)
+        if kept.kept == "undecided":
+            other = copy.deepcopy(whole)
+            other.load_state_dict({**other.state_dict(), **self.guard.state})
+            model.alternative = dataclasses.replace(model, classifier=other, passes=None)
+        return model
 
     def open(self, classifier: Classifier) -> Outputs:
         """Everything that a run needs, made around the classifier; what the source model says of the target."""
@@ -191,8 +196,14 @@ class Adaptation:
         self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
         before = self.outputs()
         check_finite(before.logits, before.posterior_probs)
-        self.guard.see_source(before)
-        self.warn_of_missing_classes(before)
+        rows = evenly_spaced(len(self.store), MOST)
+        seen = None
+        if self.judge_network is not None:
+            some = dataclasses.replace(self.images, pixels=self.images.pixels[rows], kept=rows, key=None)
+            seen = self.judge_network.features(some, runtime)
+        draws = self.posterior.draws(before.features, DRAWS).argmax(dim=2)
+        classes = len(self.source.classes) + (self.config.setting == "open")
+        self.guard.open(before, self.labels(before), draws, seen, classes)
         self.context = Context(
             len(self.store),
             len(self.source.classes),
@@ -273,6 +284,14 @@ class Adaptation:
         probs, information = self.posterior.moments(features, self.method.certainty.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
+    def labels(self, outputs: Outputs) -> Tensor:
+        """N predicted classes; in open set K stands for unknown."""
+        predicted = outputs.logits.argmax(dim=1)
+        if self.config.setting != "open":
+            return predicted
+        unknown = self.method.split.rule(outputs, self.method.split.split).flag(outputs)
+        return predicted.masked_fill(unknown, outputs.logits.shape[1])
+
     def judge(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
         """Show this iterate to the guard, and write it down."""
         figures = validate(
@@ -280,23 +299,17 @@ class Adaptation:
             outputs.features,
             source_probs=before.probs,
             source_posterior_probs=before.posterior_probs,
-            source_neighbours=self.guard.neighbours(),
             posterior_probs=outputs.posterior_probs,
         )
         if self.guide.separates:
             figures["information_maximization"] = self.guide.known_information(outputs.probs)
         self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))
         self.guard.loss_finite = all(abs(value) < float("inf") for value in self.pending.values())
-        self.guard.consider(epoch, figures, outputs.probs, self.classifier)
+        finite = bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all())
+        labels = self.labels(outputs) if finite else outputs.logits.argmax(dim=1)
+        look = self.guard.consider(epoch, outputs, labels, self.classifier.state_dict())
+        figures |= {"structure": look.structure[1], "structure_gain": look.near.value, "names": look.names}
         self.record(epoch, figures)
-
-    def warn_of_missing_classes(self, outputs: Outputs) -> None:
-        if self.config.setting != "closed" or self.epochs == 0:
-            return
-        coverage = len(outputs.logits.argmax(dim=1).unique()) / outputs.logits.shape[1]
-        self.warning = self.guard.missing_classes(coverage, *outputs.logits.shape)
-        if self.warning is not None and self.runtime.rank == 0:
-            warn_once(self.warning)
 
     def record(self, epoch: int, validators: dict[str, float]) -> None:
         figures: dict[str, Any] = {"epoch": epoch, **self.pending, "weight_mean": float(self.guide.weights.mean())}
@@ -311,10 +324,10 @@ class Adaptation:
         self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
         self.folder.histogram("adapt/weights", self.guide.weights, epoch)
         if 0 < epoch < self.epochs:
-            tensors = self.loop.tensors() | {f"guard.{k}": v for k, v in self.guard.tensors().items()}
+            tensors = self.loop.tensors()
             for number, term in enumerate(self.terms):
                 tensors |= {f"term.{number}.{k}": v for k, v in term.tensors().items()}
-            self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.state(), "records": self.records})
+            self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.to_dict(), "records": self.records})
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
@@ -322,7 +335,7 @@ class Adaptation:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
+        self.guard.restore(state["guard"], {k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
         number, own = self.stage_at(epoch)
         self.enter(number)
         if own == 0:  # a new stage has no momentum, and terms of its own
@@ -341,9 +354,13 @@ class Adaptation:
             "method": self.config.method,
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
-            "guard": {"on": self.config.guard, "kept_epoch": kept.epoch, "reason": kept.reason},
-            "warning": self.warning,
-            "validators": self.guard.validators.get(kept.epoch, {}),
+            "guard": {
+                "on": self.config.guard,
+                **dataclasses.asdict(kept),
+                "judge": self.judge_network.name if self.judge_network else "source model",
+            },
+            "estimated_accuracy": estimated_accuracy(self.guard.history[-1]),
+            "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,
             "settings": recorded_settings(self.config, self.method),
             "seconds": round(seconds, 3),
@@ -360,7 +377,7 @@ class Adaptation:
             self.source.classes,
             self.source.spec,
             self.source.architecture,
-            {k: v for k, v in history.items() if k not in ("records", "validators", "guard", "warning")},
+            {k: v for k, v in history.items() if k not in ("records", "validators", "guard", "estimated_accuracy")},
             self.method.certainty.temperature,
             self.config.samples,
             self.config.method,

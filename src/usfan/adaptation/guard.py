@@ -1,237 +1,183 @@
-"""The guard: keep the iterate that a label-free validator prefers, the source model among the candidates.
+"""The guard: does the adapted model explain the target better than the source model does?
 
-Information maximisation ranks the iterates of a run, but it cannot tell classes that were swapped: they are as
-confident and as diverse as the right ones. The posterior can. Adaptation should change its mind about images that the
-source model doubted. Where the images whose class changed were not clearly less certain than those whose class stayed
-(`doubtful_drift` under `TRUSTED`), the run is not trusted, and the source model is kept. A source model that knows next
-to nothing of the target (its predictions carry less than `WITNESS` of log K in information) is no witness, and little
-is lost with it: it is not asked.
+Null hypothesis: the adapted predictions explain the target's structure, as seen by a network that was not trained on
+this loss, no better than the source model's. Structure is the agreement of neighbours corrected for chance
+(`scoring.structure`), at two scales: the five nearest images, and a tenth of all images. Near neighbours say whether
+predictions follow the images; wide neighbourhoods say whether classes were torn into parts, which is what happens if
+the target lacks classes and adaptation fills them. The adapted model is kept if both rise for certain (90 % intervals,
+bootstrap over images), and if the source posterior can account for the new names: of the predictions that changed, at
+least a quarter are given by one of eight heads drawn from it.
 
-Nor can information tell that classes are missing: it asks for all of them, and images of one class are spread over
-several. Neighbours show it. Images that lie together in the source model's features should be predicted alike, and more
-so as adaptation goes on (`source_neighbours`). An iterate that lies `SCATTERED` under the highest agreement so far is
-not kept, whatever its information; and where the run ends `TORN` under the source model itself, that is kept. This is
-not asked in open set, where unknown images are spread on purpose; nor where there are too few images for a class to be
-its own neighbours; nor where the source model says nearly the same of every image, and neighbours agree for that.
+Everything that the decision needs is in the history of the run (`Look`), and `choose_epoch` is a pure function of it.
 
-An image that changes its class for good comes to its neighbours: where adaptation works on many classes, each one that
-moves brings 0.3 to 0.8 of agreement. Where it brings less than `TOGETHER`, the source model is kept. It must be a
-witness here too: not where most images move, nor where it sees few classes, which agree by chance.
-
-Where the source model sees not one image of a quarter of its classes, they may be missing, or it may be weak. No figure
-was found that tells which, so the guard warns, and leaves it to the user.
+Shapes: N images (at most 1,000 are looked at), K classes, M = 8 draws.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
-from usfan.models.classifier import Classifier
-from usfan.scoring.calibration import entropies
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.outputs import Outputs
+from usfan.scoring.structure import Interval, compare, evenly_spaced
 from usfan.scoring.validators import collapse
 
-NEIGHBOURS = 5
-TRUSTED = 0.6
-"""Least chance that a moved image was less certain than one that stayed; ½ is no relation at all (docs/results.md)."""
-WITNESS = 0.4
-"""Least information of the source model's predictions, as a share of log K, for its certainty to count."""
-MOVED = 0.05
-"""Share of the images that must have moved before that is asked."""
-SCATTERED = 0.02
-"""How far an iterate's agreement of neighbours may lie under the highest so far…"""
-TORN = 0.03
-"""…and the last one's under the source model's."""
-TOGETHER = 0.15
-"""Least agreement that an image which changed its class must bring, on average…"""
-MOVES = (0.02, 0.5)
-"""…where so many of the images did, at least and at most, …"""
-SEVERAL = 4
-"""…and the source model's predictions are spread over so many classes, in effect. All three are asked…"""
-ENOUGH = 100
-"""…of so many images at least, …"""
-PER_PREDICTED = 6
-"""…so many for each class that the source model predicts, …"""
-INFORMED = 0.1
-"""…and where its predictions hold so much information, as a share of log K."""
-UNSEEN = 0.25
-"""Share of the classes (and two at least) that the source model predicts for no image, for a warning…"""
-PER_CLASS = 4
-"""…where there are this many images per class, on average."""
+NEAR = 5
+WIDE_SHARE = 10
+"""Wide neighbourhoods hold one of so many images."""
+MOST = 1_000
+DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the decision rests on; each can be said in a sentence."""
+
+    names: float = 0.25
+    """Least share of the changed predictions that at least one head drawn from the source posterior gives too."""
+    unchanged: float = 0.01
+    """If fewer predictions changed, there is nothing to judge, and the adapted model is kept."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the guard saw of one iterate; `near` and `wide` are differences to the source model."""
+
+    epoch: int
+    changed: float
+    near: Interval
+    wide: Interval
+    names: float
+    structure: tuple[float, float]
+    """κ of the source model and of this iterate, five neighbours."""
+    collapse: str | None = None
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Look:
+        intervals = {name: Interval(**stored[name]) for name in ("near", "wide")}
+        return cls(**{**stored, **intervals, "structure": tuple(stored["structure"])})
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The iterate that was kept, and why."""
+    """What was kept, and why."""
 
+    kept: str
+    """adapted, source, or undecided (then the source model stays, and the adapted one is saved beside it)."""
     epoch: int
-    """0 is the source model."""
+    """Of the model that is kept; 0 is the source model."""
     reason: str
-    state: dict[str, Tensor] | None = None
-    """Its weights; None for the source model's, and for the last iterate's."""
+    candidate: int = 0
+    """The epoch that was judged."""
+
+
+def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
+    """The decision, from the looks at every epoch, the source model's (epoch 0) first."""
+    rules = rules or Rules()
+    fell = next((look for look in history if look.collapse), None)
+    good = [look for look in history if not look.collapse]
+    last = good[-1]
+    start = "" if fell is None else f"adaptation collapsed at epoch {fell.epoch} ({fell.collapse}); "
+    if last.epoch == 0:
+        return Kept("source", 0, start + "source model kept")
+    if last.changed < rules.unchanged:
+        return Kept("adapted", last.epoch, f"{start}adapted model kept: {last.changed:.1%} of the predictions changed")
+    before, after = last.structure
+    seen = f"agreement of neighbours beyond chance {before:.0%} before, {after:.0%} after"
+    weaker = min(last.near, last.wide, key=lambda interval: interval.low)
+    if last.names < rules.names:
+        why = f"the source model's posterior gives only {last.names:.0%} of the new predictions any chance"
+        return Kept("source", 0, f"{start}source model kept: {why}", last.epoch)
+    if weaker.low > 0:
+        return Kept("adapted", last.epoch, f"{start}adapted model kept: {seen}")
+    if weaker.value <= 0:
+        torn = last.wide.value <= 0 < last.near.value
+        why = "images that belong together were given different classes; the target may lack classes" if torn else seen
+        return Kept("source", 0, f"{start}source model kept: {why}", last.epoch)
+    return Kept(
+        "undecided",
+        0,
+        f"{start}cannot tell: {seen}, not a certain gain on {'so few images' if last.changed else 'these images'}; "
+        "the source model stays in use, the adapted model is saved beside it",
+        last.epoch,
+    )
 
 
 class Guard:
-    """Sees every iterate; remembers the best, and the last good one."""
+    """Looks at every iterate, and remembers the weights of the last good one."""
 
-    def __init__(
-        self, *, enabled: bool, partial: bool = False, neighbourly: bool = True, names: tuple[str, ...] | None = None
-    ) -> None:
-        self.names = names
-        self.enabled, self.partial, self.neighbourly = enabled, partial, neighbourly
-        self.source: Outputs | None = None
-        self.classes = 1
-        self._neighbours: Tensor | None = None
-        self.validators: dict[int, dict[str, float]] = {}
-        self.collapsed: str | None = None
+    def __init__(self, *, enabled: bool, rules: Rules | None = None) -> None:
+        self.enabled, self.rules = enabled, rules or Rules()
+        self.history: list[Look] = []
+        self.state: dict[str, Tensor] = {}
+        """Weights of the last iterate that did not collapse."""
         self.loss_finite = True
-        self.latest = 0
-        self.best = 0
-        self.best_state: dict[str, Tensor] | None = None
 
-    def neighbours(self) -> Tensor:
-        """N×5 positions: the nearest in the source model's features, found once."""
-        if self._neighbours is None:
-            assert self.source is not None
-            self._neighbours = nearest_neighbours(self.source.features, NEIGHBOURS)[0]
-        return self._neighbours
+    @property
+    def collapsed(self) -> str | None:
+        return self.history[-1].collapse if self.enabled and self.history else None
 
-    def consider(self, epoch: int, validators: dict[str, float], probs: Tensor, classifier: Classifier) -> None:
-        self.latest = epoch
-        self.validators[epoch] = validators
+    @property
+    def latest(self) -> int:
+        return self.history[-1].epoch
+
+    def open(self, before: Outputs, labels: Tensor, draws: Tensor, seen: Tensor | None, classes: int) -> None:
+        """Once: what the source model says (N labels and N×M labels of drawn heads), and what the judge sees: N' × F
+        features of the images at `rows`, or None for the source model's own."""
+        self.source, self.classes = before, classes
+        self.rows = evenly_spaced(len(labels), MOST).to(labels.device)
+        features = before.features[self.rows] if seen is None else seen.to(labels.device)
+        wide = max(NEAR, len(self.rows) // WIDE_SHARE)
+        table = nearest_neighbours(features, wide)[0]
+        self.near, self.wide = table[:, :NEAR], table
+        self.labels, self.draws = labels[self.rows], draws[self.rows]
+
+    def consider(self, epoch: int, outputs: Outputs, labels: Tensor, state: dict[str, Tensor]) -> Look:
+        """Look at an iterate: its outputs, its N labels (K for unknown), its weights."""
         reason = None if self.loss_finite else "the loss is not finite"
-        if epoch > 0 and reason is None and self.source is not None:
-            reason = collapse(probs, self.source.probs, self.names)
-        if not self.enabled:
-            return
-        if reason is not None:
-            self.collapsed = reason
-            return
-        if self.best_state is None or self.prefers(epoch):
-            self.best = epoch
-            self.best_state = {k: v.detach().clone() for k, v in classifier.state_dict().items()}
-
-    def see_source(self, outputs: Outputs) -> None:
-        """The source model's look at the target, with which the iterates are compared."""
-        self.source, self.classes = outputs, outputs.probs.shape[1]
-        predicted = len(outputs.probs.argmax(dim=1).unique())
-        self.neighbourly &= self.worth_asking(len(outputs.probs), predicted, self.source_knowledge())
-
-    @staticmethod
-    def worth_asking(count: int, predicted: int, knowledge: float) -> bool:
-        """Whether the agreement of neighbours says something, over `count` images of `predicted` classes."""
-        return count >= max(ENOUGH, PER_PREDICTED * predicted) and knowledge >= INFORMED
-
-    def prefers(self, epoch: int) -> bool:
-        """Whether this iterate, the newest, takes the place of the best so far."""
-        better = self.score(self.validators[epoch]) >= self.score(self.validators[self.best])
-        return better and not self.scattered(epoch)
-
-    def scattered(self, epoch: int) -> bool:
-        return self.agreement(epoch) < max(map(self.agreement, self.validators)) - SCATTERED
-
-    def agreement(self, epoch: int) -> float:
-        """How often neighbours in the source model's features are predicted alike."""
-        return self.validators[epoch].get("source_neighbours", 1.0) if self.neighbourly else 1.0
+        if epoch > 0 and reason is None:
+            reason = collapse(outputs.probs, self.source.probs)
+        own = labels[self.rows]
+        moved = own != self.labels
+        known = (self.draws == own[:, None]).any(dim=1)[moved]
+        before, after, near = compare(self.labels, own, self.near, self.classes)
+        _, _, wide = compare(self.labels, own, self.wide, self.classes)
+        names = float(known.double().mean()) if bool(moved.any()) else 1.0
+        changed = float(moved.double().mean())
+        look = Look(epoch, changed, near, wide, names, (before.value, after.value), reason)
+        self.history.append(look)
+        if reason is None and self.enabled:
+            self.state = {name: value.detach().clone() for name, value in state.items()}
+        return look
 
     def finish(self) -> Kept:
         if not self.enabled:
-            return Kept(self.latest, f"the last iterate of {self.latest}: the guard is off")
-        doubt = self.distrust(self.validators[self.best], self.source_knowledge())
-        doubt = doubt or (self.torn() if self.collapsed is None else None) or self.scattering()
-        if doubt is not None:
-            return Kept(0, f"adaptation was not trusted: source model kept, because {doubt}")
-        if self.collapsed is not None:
-            return Kept(
-                self.best,
-                f"adaptation collapsed at epoch {self.latest} ({self.collapsed}): kept epoch {self.best}",
-                self.best_state,
-            )
-        if self.best == 0 and self.latest > 0:
-            apart = "images that lie together were predicted apart"
-            why = apart if self.scattered(self.latest) else "no iterate scored higher"
-            return Kept(0, f"adaptation was not trusted: source model kept, because {why}")
-        reason = f"kept epoch {self.best} of {self.latest}"
-        if self.scattered(self.latest):
-            reason += ": after it images that lie together were predicted apart"
-        return Kept(self.best, reason, self.best_state)
+            return Kept("adapted", self.latest, "guard off: the last iterate is kept", self.latest)
+        return choose_epoch(self.history, self.rules)
 
-    def torn(self) -> str | None:
-        """Why the run as a whole is not to be trusted: its end tears apart what the source model sees together."""
-        before, after = self.agreement(min(self.validators)), self.agreement(self.latest)
-        if min(self.validators) > 0 or after >= before - TORN:
-            return None
-        return (
-            f"images that lie together are predicted alike less often than before ({after:.0%}, it was {before:.0%})"
-            + ("" if self.partial else ": the target may lack classes, and then --partial-set is better")
-        )
+    def to_dict(self) -> dict[str, Any]:
+        return {"history": [asdict(look) for look in self.history]}
 
-    def scattering(self) -> str | None:
-        """Why the run is not to be trusted: what moved never came to its neighbours, at the end or in what is kept."""
-        epochs = {self.best} if self.collapsed is not None else {self.best, self.latest}
-        gains = [gain for epoch in epochs if (gain := self.gain_per_move(epoch)) is not None]
-        if self.partial or min(gains, default=TOGETHER) >= TOGETHER:
-            return None
-        return (
-            f"images that changed their class hardly came to those that they lie together with (agreement per move "
-            f"{min(gains):.3f}, {TOGETHER} is needed): the target may lack classes, and then --partial-set is better"
-        )
+    def restore(self, stored: dict[str, Any], state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint: its history but for the last look, which is taken again, and its weights."""
+        self.history = [Look.from_dict(look) for look in stored["history"]][:-1]
+        self.state = state
 
-    def gain_per_move(self, epoch: int) -> float | None:
-        """Agreement of neighbours that an image brought by changing its class; None where that says nothing."""
-        first, moved = self.validators.get(0, {}), self.validators[epoch].get("drift", 0.0)
-        spread = first.get("diversity", 0.0) * math.log(self.classes)
-        if not self.neighbourly or not MOVES[0] <= moved <= MOVES[1] or spread < math.log(SEVERAL):
-            return None
-        return (self.agreement(epoch) - self.agreement(0)) / moved
 
-    def score(self, validators: dict[str, float]) -> float:
-        """Information maximisation: confident on each sample, diverse over all. Where classes may be missing, only
-        confident: their absence is no fault."""
-        return -validators["entropy"] if self.partial else validators["information_maximization"]
+ACCURACY_ERROR = {"before": (0.12, 0.12), "after": (0.20, 0.08)}
+"""How far the truth may lie below and above the estimate: 90 % of the runs that were set aside (docs/results.md)."""
 
-    def source_knowledge(self) -> float:
-        """Information of the source model's predictions on the target, as a share of log K."""
-        if self.source is None or self.source.probs.shape[1] < 2:
-            return 0.0
-        probs = self.source.probs
-        information = entropies(probs.mean(dim=0)[None])[0] - entropies(probs).mean()
-        return float(information) / math.log(probs.shape[1])
 
-    @staticmethod
-    def distrust(validators: dict[str, float], source_knowledge: float) -> str | None:
-        """Why an iterate is not to be trusted; None if it is."""
-        drift, doubtful = validators.get("drift", 0.0), validators.get("doubtful_drift", 1.0)
-        if drift < MOVED or doubtful >= TRUSTED or source_knowledge < WITNESS:
-            return None
-        return (
-            f"it changed the class of {drift:.0%} of the images, and those were hardly less certain than the others "
-            f"(doubtful drift {doubtful:.2f}, {TRUSTED} is needed): classes may have been swapped"
-        )
-
-    @staticmethod
-    def missing_classes(coverage: float, count: int, classes: int) -> str | None:
-        """What to say where the source model predicts `coverage` of the classes only, over `count` images."""
-        unseen = round((1 - coverage) * classes)
-        if unseen < max(2, UNSEEN * classes) or count < PER_CLASS * classes:
-            return None
-        return (
-            f"the source model predicts {unseen} of {classes} classes for not one of {count} images: it may be weak, "
-            "or the target lacks them; adaptation will fill them, and where they are missing --partial-set is better"
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.best_state or {})
-
-    def state(self) -> dict[str, Any]:
-        return {"best": self.best, "validators": {str(k): v for k, v in self.validators.items()}}
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.best = state["best"]
-        self.validators = {int(k): v for k, v in state["validators"].items()}
-        self.best_state = tensors or None
+def estimated_accuracy(look: Look) -> dict[str, dict[str, float]]:
+    """Accuracy without labels, in percent, with a 90 % interval: the agreement of neighbours beyond chance."""
+    found = {}
+    for when, value in zip(("before", "after"), look.structure, strict=True):
+        below, above = ACCURACY_ERROR[when]
+        low, high = max(0.0, value - below), min(1.0, value + above)
+        figures = {"value": min(max(value, 0.0), 1.0), "low": min(low, 1.0), "high": max(high, 0.0)}
+        found[when] = {name: round(100 * number, 1) for name, number in figures.items()}
+    return found

@@ -9,6 +9,7 @@ model trained from scratch has no witness.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +88,16 @@ def choose_witness(asked: str, source: SourceModel) -> Witness | None:
     return best_offline()
 
 
+def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:
+    """A pretrained network for the guard whose weights (by hash) the training did not use; None if there is none."""
+    if not source.pretrained or source.spec.channels != 3:
+        return None
+    own = choose_witness("auto", source)
+    if own is not None and own.hash not in used:
+        return own
+    return best_offline(but=used)
+
+
 def load_witness(name: str, weights: str) -> Witness | None:
     if weights in ("auto", "offline") and offline_weights(name) is None:
         return None
@@ -94,10 +105,10 @@ def load_witness(name: str, weights: str) -> Witness | None:
     return None if made.weights is None else Witness(name, made.module, made.spec, made.weights["hash"])
 
 
-def best_offline(*, but: str | None = None) -> Witness | None:
-    """The largest network of the extra usfan[offline] that is installed, other than the weights `but`."""
+def best_offline(*, but: Collection[str] = ()) -> Witness | None:
+    """The largest network of the extra usfan[offline] that is installed, other than the weights `but` (hashes)."""
     for name in sorted(OFFLINE_PACKAGES, reverse=True):
         found = load_witness(name, "offline")
-        if found is not None and found.hash != but:
+        if found is not None and found.hash not in but:
             return found
     return None

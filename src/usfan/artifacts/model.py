@@ -166,6 +166,8 @@ class AdaptedModel(SourceModel):
     """Of the adaptation: what was kept and why, the validators per epoch. Saved with the run's metrics only."""
     passes: Passes | None = None
     """The target before and after, fresh from `adapt`; not saved with the model."""
+    alternative: AdaptedModel | None = None
+    """If the guard cannot tell: the adapted model, beside the source model that stays in use."""
     kind = "adapted"
 
     def facts(self) -> dict[str, str]:
