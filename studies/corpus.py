@@ -165,10 +165,6 @@ def one_run(
 
 
 GOOD = [{"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")]
-VARIANTS = [
-    {"method": "u-sfan++", "shares": kind}
-    for kind in ("uniform", "match", "estimated", "estimated-s", "blend-match", "blend-s", "blend-match-s", "auto")
-]
 BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [{"method": "u-sfan", "preset": "paper"}]
 
 
@@ -337,7 +333,6 @@ def main() -> None:
     parser.add_argument("--gpu-workers", type=int, default=3)
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
-    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--tuned-epochs", type=int, default=20)
     given = parser.parse_args()
     began = time.time()
@@ -385,7 +380,7 @@ def main() -> None:
     ]
     runs = []
     for seed in given.seeds:
-        for settings in GOOD + BAD + (VARIANTS if given.variants else []):
+        for settings in GOOD + BAD:
             for t in todo:
                 if settings["method"] in usfan.METHODS:
                     runs.append(
@@ -500,12 +495,16 @@ def main() -> None:
             kept.write()
             written = time.time()
             print(
-                f"{time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])} runs, {left} left",
+                f"{time.time() - began:.0f} s:",
+                *(len(rows) for rows in kept.rows.values()),
+                f"runs, {left} left",
                 flush=True,
             )
     kept.write()
     print(
-        f"done {time.time() - began:.0f} s: {len(kept.rows['choose'])} + {len(kept.rows['judge'])}, {failures} failed, {left} left",
+        f"done {time.time() - began:.0f} s:",
+        *(len(rows) for rows in kept.rows.values()),
+        f"runs, {failures} failed, {left} left",
         flush=True,
     )
     for process in (*pool, *gpu):

@@ -90,7 +90,7 @@ def attach_posterior(
 def adapt(
     source: Any,
     data: Any,
-    method: str = "u-sfan",
+    method: str = "auto",
     *,
     module: nn.Module | None = None,
     runtime: Any = None,
@@ -104,6 +104,7 @@ def adapt(
     method (`usfan methods NAME` lists them). `module` goes with the folder of a model of your own."""
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import recorded_settings, resolve
+    from usfan.adaptation.witness import has_witness
     from usfan.artifacts.model import as_model
     from usfan.compute.runtime import as_runtime
 
@@ -112,7 +113,8 @@ def adapt(
     data = as_data(data)
     given = {"method": method, **settings}
     named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
-    config, row = resolve(named, pretrained=source.pretrained, classes=len(source.classes))
+    witness = has_witness(source.architecture, source.summary)
+    config, row = resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
     recorded = {"source": name, "data": data_name(data), **recorded_settings(config, row)}
     with opened_run(run, recorded, "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:
@@ -135,6 +137,8 @@ def save_adaptation(folder: RunFolder, model: AdaptedModel, data: Any, *, open_s
 
     data = data.for_model(model.classes, open_set=open_set)
     model.save(folder.path)
+    if model.alternative is not None:
+        model.alternative.save(folder.path / "adapted")
     metrics = adaptation_metrics(model, data, open_set=open_set) | write_changes(folder.path, model, data)
     save_samples(folder.path, model, data)
     folder.save_metrics(metrics)

@@ -22,8 +22,7 @@ VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 CHOICES = {
     "setting": SETTINGS,
-    "tune": TUNE,
-    "TrainConfig.tune": (*TUNE, "auto"),
+    "tune": (*TUNE, "auto"),
     "augment": VIEWS,
     "damping": ("exact", "factored"),
     "device": ("auto", "cpu", "cuda"),
@@ -149,13 +148,14 @@ class TrainConfig(OptimiserConfig):
 class AdaptConfig(OptimiserConfig):
     """Stage 2: the feature extractor moves, the head stays. A method has settings of its own beside these."""
 
-    method: str = "u-sfan"
-    """The method; `usfan methods` lists them."""
+    method: str = "auto"
+    """The method; `usfan methods` lists them. auto: u-sfan++ if a pretrained network can be the witness, else
+    u-sfan."""
     setting: str = "closed"
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
-    tune: str = "all"
+    tune: str = "auto"
     """What moves: affine (scales and shifts of BatchNorms only), new (the layers after the backbone), norm (BatchNorm
-    too) or all."""
+    too), all, or auto: new, or all if the source model explains less than half of the target's structure."""
     witness: str = "auto"
     """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
     file. auto: the network that the source model started from."""
@@ -179,7 +179,7 @@ class AdaptConfig(OptimiserConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("setting", self.setting, SETTINGS)
-        one_of("tune", self.tune, TUNE)
+        one_of("tune", self.tune, (*TUNE, "auto"))
         at_least("epochs", self.epochs, 0)
         check_seed(self.seed)
         at_least("samples", self.samples, 1)

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from usfan.adaptation.guard import DRAWS, MOST, Guard, Kept, estimated_accuracy
 from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.ladder import Rung, choose_rung
 from usfan.adaptation.methods import Later, Method
-from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve
+from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve, with_rung
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
-from usfan.adaptation.witness import Witness, choose_judge, choose_witness
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.compute.accelerate.layers import accelerated, settle_layout
 from usfan.compute.features import FeatureStore, features_of, on_features
@@ -59,7 +60,7 @@ SETTLED = 50
 def adapt(
     source: SourceModel,
     data: Any,
-    method: str = "u-sfan",
+    method: str = "auto",
     *,
     runtime: RuntimeConfig | Runtime | None = None,
     run: RunFolder | None = None,
@@ -70,31 +71,46 @@ def adapt(
     settings of the method (`usfan methods NAME` lists them)."""
     witness = settings.pop("witness", None)
     given = {"method": method, **settings, **({"witness": witness} if isinstance(witness, str) else {})}
-    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
+    available = isinstance(witness, Tensor) or has_witness(source.architecture, source.summary)
+    config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes), witness=available)
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     if isinstance(data, PixelStore):
-        store = dataclasses.replace(data, labels=None, classes=None)
+        images = dataclasses.replace(data, labels=None, classes=None)
     else:
-        store = engine_store(as_images(data).without_labels(), source.spec, engine)
-    if len(store) < 2 and row.adapts:
+        images = engine_store(as_images(data).without_labels(), source.spec, engine)
+    if len(images) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
-    if isinstance(store, FeatureStore) and any(term.needs_pixels for term in row.all_terms):
+    pixels = any(term.needs_pixels for term in row.all_terms)
+    if isinstance(images, FeatureStore) and pixels:
         raise ConfigError(f"{config.method} changes the images themselves, and features are given: give it images")
-    own = None if isinstance(witness, Tensor) else find_witness(config.witness, source, row)
-    if isinstance(witness, Tensor) or own is None:
-        seen = witness if isinstance(witness, Tensor) else None
-    elif isinstance(store, FeatureStore):
-        if not own.own:
-            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
-        seen = store.pixels
-    else:
-        seen = own.features(store, engine)
+    store, reason = images, ""
+    if config.tune == "auto":
+        rung, features = choose_rung(source, images, engine) if row.adapts else (Rung("new", "nothing moves"), None)
+        config, reason = with_rung(config, rung, pretrained=source.pretrained), rung.reason
+        log.info("tune %s: %s", rung.tune, rung.reason)
+        store = features if features is not None and rung.tune == "new" and not pixels else images
+    seen, used = witnessed(witness, config, source, row, images, engine)
     judge = None
-    if config.guard and row.adapts and store.pixels.ndim == 4:
-        used = {own.hash} if own is not None else set()
+    if config.guard and row.adapts and images.pixels.ndim == 4:
         used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
         judge = choose_judge(source, used)
-    return Adaptation(source, store, config, row, engine, run, progress, seen, judge).run()
+    return Adaptation(source, store, config, row, engine, run, progress, seen, judge, images, reason).run()
+
+
+def witnessed(
+    given: Any, config: AdaptConfig, source: SourceModel, method: Method, images: PixelStore, runtime: Runtime
+) -> tuple[Tensor | None, set[str]]:
+    """What the witness sees of the target, N × F, and the hash of its weights."""
+    if isinstance(given, Tensor):
+        return given, set()
+    own = find_witness(config.witness, source, method)
+    if own is None:
+        return None, set()
+    if isinstance(images, FeatureStore):
+        if not own.own:
+            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
+        return images.pixels, {own.hash}
+    return own.features(images, runtime), {own.hash}
 
 
 def find_witness(asked: str, source: SourceModel, method: Method) -> Witness | None:
@@ -123,8 +139,11 @@ class Adaptation:
         progress: Progress | None = None,
         witness: Tensor | None = None,
         judge: Witness | None = None,
+        images: PixelStore | None = None,
+        tune_reason: str = "",
     ) -> None:
-        self.judge_network, self.images = judge, store
+        self.judge_network, self.images = judge, store if images is None else images
+        self.tune_reason = tune_reason
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
@@ -350,15 +369,13 @@ class Adaptation:
         return epoch
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
+        judge = self.judge_network.name if self.judge_network else "source model"
         history = {
             "method": self.config.method,
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
-            "guard": {
-                "on": self.config.guard,
-                **dataclasses.asdict(kept),
-                "judge": self.judge_network.name if self.judge_network else "source model",
-            },
+            "tune": {"tune": self.config.tune, "reason": self.tune_reason},
+            "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
             "estimated_accuracy": estimated_accuracy(self.guard.history[-1]),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,

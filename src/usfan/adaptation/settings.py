@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from usfan.adaptation.facts import Facts
+from usfan.adaptation.ladder import Rung
 from usfan.adaptation.methods import METHODS, Method, find_method
 from usfan.config import AdaptConfig, make_config, read_preset, unknown_setting
 from usfan.errors import ConfigError
 from usfan.posterior.kronecker import KroneckerPosterior
 
 
-def resolve(given: Mapping[str, Any], *, pretrained: bool, classes: int) -> tuple[AdaptConfig, Method]:
+def resolve(
+    given: Mapping[str, Any], *, pretrained: bool, classes: int, witness: bool = False
+) -> tuple[AdaptConfig, Method]:
     """The settings of a run and its method, with nothing left open. Names are those of `AdaptConfig` and the method's
     own; `open_set` and `partial_set` are short forms of `setting`."""
     given = {name: value for name, value in given.items() if value is not None}
     given = with_setting(given)
-    method = find_method(str(given.get("method", AdaptConfig.method)))
+    if given.get("method", "auto") == "auto":
+        given["method"] = "u-sfan++" if witness and given.get("witness") != "none" else "u-sfan"
+    method = find_method(str(given["method"]))
     fields = {f.name for f in dataclasses.fields(AdaptConfig)}
     own = {name: value for name, value in given.items() if name not in fields}
     for name in own:
@@ -30,9 +35,18 @@ def resolve(given: Mapping[str, Any], *, pretrained: bool, classes: int) -> tupl
     chosen = {name: value for name, value in preset.items() if name in method.settings()}
     facts = Facts(pretrained, classes, config.batch_size, config.epochs, config.setting)
     method = method.with_settings({**chosen, **own}).decide(facts)
-    if config.backbone_lr_scale is None:
-        config = dataclasses.replace(config, backbone_lr_scale=0.1 if pretrained else 1.0)
+    if config.tune == "auto" and not pretrained:
+        config = dataclasses.replace(config, tune="all")
+    if config.tune != "auto":
+        config = with_rung(config, Rung(config.tune, ""), pretrained=pretrained)
     return config, method
+
+
+def with_rung(config: AdaptConfig, rung: Rung, *, pretrained: bool) -> AdaptConfig:
+    """The settings with what moves decided, and how fast the backbone does."""
+    scale = rung.backbone_lr_scale or (0.1 if pretrained else 1.0)
+    given = config.backbone_lr_scale
+    return dataclasses.replace(config, tune=rung.tune, backbone_lr_scale=scale if given is None else given)
 
 
 def with_setting(given: dict[str, Any]) -> dict[str, Any]:

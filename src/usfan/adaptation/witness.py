@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from usfan.artifacts.model import SourceModel
+from usfan.artifacts.model import SourceModel, came_pretrained
 from usfan.compute.features import BackboneAlone, features_of
 from usfan.compute.runtime import Runtime
 from usfan.data.cache import PixelStore
@@ -86,6 +87,14 @@ def choose_witness(asked: str, source: SourceModel) -> Witness | None:
         if found is not None and found.hash == own["hash"]:
             return found
     return best_offline()
+
+
+def has_witness(architecture: dict[str, Any], summary: dict[str, Any]) -> bool:
+    """Whether `auto` will find a witness, from what a model folder says: quick, no network is built."""
+    if not came_pretrained(architecture):
+        return False
+    frozen = architecture.get("pretrained") is not None and summary.get("tune") == "new"
+    return frozen or any(offline_weights(name) is not None for name in OFFLINE_PACKAGES)
 
 
 def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:

@@ -111,6 +111,7 @@ def posterior(settings: dict[str, Any]) -> None:
 def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import recorded_settings, resolve
+    from usfan.adaptation.witness import has_witness
     from usfan.artifacts.folder import load_config
     from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
@@ -123,7 +124,12 @@ def adapt(settings: dict[str, Any]) -> None:
     data, seen = open_data(settings)
     stored = load_config(source_path)
     given = {k: v for k, v in settings.items() if k not in own_names()}
-    config, method = resolve(given, pretrained=came_pretrained(stored.architecture), classes=len(stored.classes))
+    config, method = resolve(
+        given,
+        pretrained=came_pretrained(stored.architecture),
+        classes=len(stored.classes),
+        witness=has_witness(stored.architecture, stored.summary),
+    )
     data = data.for_model(stored.classes, open_set=config.setting == "open")
     runtime, computing = open_runtime(settings, several=True)
     values = recorded_settings(config, method)
@@ -141,6 +147,8 @@ def adapt(settings: dict[str, Any]) -> None:
             model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
+            if model.alternative is not None:
+                model.alternative.save(run.path / "adapted", private=private)
             metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
             save_samples(run.path, model, data, private=private)
             if private:

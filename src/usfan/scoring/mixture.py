@@ -171,7 +171,6 @@ def fit_mixture(
     start: Mixture | None = None,
     rounds: int = 20,
     tolerance: float = 1e-5,
-    prior_shares: float = PRIOR_SHARES,
 ) -> Fit:
     """EM from the names (or from an earlier mixture's gate). Stops after `rounds`, or if F / N falls by less than
     `tolerance`."""
@@ -192,10 +191,10 @@ def fit_mixture(
     mixture = start
     for _ in range(rounds):
         means, covariance = update_clusters(points, r[:, : log_names.shape[1]], spread)
-        reliability, bias = update_gate(log_names, r, reliability, bias, prior_shares)
+        reliability, bias = update_gate(log_names, r, reliability, bias)
         mixture = Mixture(means, torch.linalg.cholesky(covariance), background, reliability, bias)
         r, likelihood = expectation(mixture, points, log_names)
-        energy = (prior_energy(mixture, spread, prior_shares) - likelihood) / count
+        energy = (prior_energy(mixture, spread) - likelihood) / count
         history.append(energy)
         if len(history) > 1 and history[-2] - energy < tolerance:
             break
@@ -231,18 +230,16 @@ def update_clusters(points: Tensor, r: Tensor, spread: float) -> tuple[Tensor, T
     return means, 0.5 * (covariance + covariance.T)
 
 
-def update_gate(
-    log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = PRIOR_SHARES, steps: int = 2
-) -> tuple[float, Tensor]:
+def update_gate(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, steps: int = 2) -> tuple[float, Tensor]:
     """λ and b by damped Newton steps on the concave Σ r log g − ½ρ‖b‖²."""
-    value = gate_objective(log_names, r, reliability, bias, prior)
+    value = gate_objective(log_names, r, reliability, bias)
     for _ in range(steps):
-        gradient, hessian = gate_derivatives(log_names, r, reliability, bias, prior)
+        gradient, hessian = gate_derivatives(log_names, r, reliability, bias)
         step = torch.linalg.solve(hessian, gradient)
         length = 1.0
         for _ in range(12):
             tried = max(reliability + length * float(step[0]), 0.0), bias + length * step[1:]
-            tried_value = gate_objective(log_names, r, *tried, prior)
+            tried_value = gate_objective(log_names, r, *tried)
             if tried_value >= value:
                 (reliability, bias), value = tried, tried_value
                 break
@@ -252,18 +249,14 @@ def update_gate(
     return reliability, bias
 
 
-def gate_objective(
-    log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = PRIOR_SHARES
-) -> float:
-    total = -0.5 * prior * float(bias.square().sum())
+def gate_objective(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor) -> float:
+    total = -0.5 * PRIOR_SHARES * float(bias.square().sum())
     for names, part in _chunks(log_names, r):
         total += float((part.double() * gate_logits(names, reliability, bias).log_softmax(1)).sum())
     return total
 
 
-def gate_derivatives(
-    log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = PRIOR_SHARES
-) -> tuple[Tensor, Tensor]:
+def gate_derivatives(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient (1 + K') and negative Hessian of the gate's objective, λ first."""
     size = len(bias)
     gradient = torch.zeros(1 + size, dtype=torch.float64, device=r.device)
@@ -279,55 +272,24 @@ def gate_derivatives(
         hessian[0, 0] += (spread * evidence).sum()
         hessian[0, 1:] += spread.sum(0)
         hessian[1:, 1:] += torch.diag(gate.sum(0)) - gate.T @ gate
-    gradient[1:] -= prior * bias
+    gradient[1:] -= PRIOR_SHARES * bias
     hessian[1:, 0] = hessian[0, 1:]
     hessian.diagonal()[0] += 1e-6
-    hessian.diagonal()[1:] += prior
+    hessian.diagonal()[1:] += PRIOR_SHARES
     return gradient, hessian
 
 
-def prior_energy(mixture: Mixture, spread: float, prior: float = PRIOR_SHARES) -> float:
+def prior_energy(mixture: Mixture, spread: float) -> float:
     """The three priors' part of F."""
     dimensions = mixture.means.shape[1]
     white = torch.linalg.solve_triangular(mixture.cholesky, mixture.means.T, upper=False)
     log_determinant = 2 * float(mixture.cholesky.diagonal().log().sum())
     trace = float(torch.cholesky_inverse(mixture.cholesky).trace())
     return (
-        0.5 * prior * float(mixture.bias.square().sum())
+        0.5 * PRIOR_SHARES * float(mixture.bias.square().sum())
         + 0.5 * PRIOR_MEAN * float(white.square().sum())
         + 0.5 * dimensions * (log_determinant + spread * trace)
     )
-
-
-@torch.no_grad()
-def label_shift(log_names: Tensor, reliability: float = 1.0, rounds: int = 100) -> Tensor:
-    """K class shares by which the names, sharpened to p^λ, explain themselves best (Saerens et al., 2002): EM of
-    π in r_ik ∝ π_k p_ik^λ, from equal shares."""
-    names = (reliability * log_names.double()).softmax(dim=1)
-    shares = torch.full((names.shape[1],), 1 / names.shape[1], dtype=torch.float64, device=names.device)
-    for _ in range(rounds):
-        r = names * shares
-        shares = (r / r.sum(dim=1, keepdim=True)).mean(dim=0)
-    return shares
-
-
-@torch.no_grad()
-def match_shares(responsibilities: Tensor, shares: Tensor, rounds: int = 30) -> Tensor:
-    """Responsibilities N×K scaled by class until their mean is the shares (K)."""
-    logs, scale = responsibilities.clamp_min(1e-12).log(), torch.zeros_like(shares)
-    for _ in range(rounds):
-        now = (logs + scale).softmax(dim=1).mean(dim=0)
-        scale = scale + (shares + 1e-9).log() - (now + 1e-9).log()
-    return (logs + scale).softmax(dim=1)
-
-
-def names_agreement(responsibilities_of_draws: Tensor) -> Tensor:
-    """M × N × K responsibilities, one mixture per posterior draw → N: the share of draws that give the image the name
-    most draws give it. Its mean is the label-free sign that the witness can name its clusters."""
-    labels = responsibilities_of_draws.argmax(2)
-    votes = torch.zeros_like(responsibilities_of_draws[0])
-    votes.scatter_add_(1, labels.T, torch.ones_like(labels.T, dtype=votes.dtype))
-    return votes.amax(1) / len(labels)
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

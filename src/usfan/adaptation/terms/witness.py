@@ -1,14 +1,15 @@
 """What a witness says of the target: labels from its clusters, and attraction between its neighbours.
 
-Labels: a mixture in the witness's features, whose clusters are named by the network's posterior predictive
-(`scoring.mixture`). Each epoch the network names them anew; EM goes on from the last gate.
+Labels: a mixture in the witness's features, whose clusters are named by the source model's posterior predictive
+(`scoring.mixture`). Each epoch the network names them anew, and EM goes on from the last gate.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
-Attraction (AaD, with the neighbours of the witness, found once): predictions of near images are drawn together, those
-of other images of the batch apart.
+Attraction (after AaD, with the witness's neighbours, found once): predictions of near images are drawn together, those
+of the other images of a batch apart. Dispersion is scaled by 2K/B: equal predictions then have the same cost for any
+number of classes (with K = 31 and B = 64 the scale is about 1, AaD's own).
 
-    attraction · mean_i [−Σ_{j ∈ near(i)} p_i·P_j + α Σ_{m ≠ i} p_i·p_m],   α = (1 + 10 t/T)^−β,   P: a bank, N×K
+    attraction · mean_i [−Σ_{j ∈ near(i)} p_i·P_j + α (2K/B) Σ_{m ≠ i} p_i·p_m],   α = (1 + 10 t)^−β,   P: a bank, N×K
 
 Shapes: N target samples, B batch, K classes, n neighbours.
 """
@@ -20,9 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from usfan.adaptation.terms.aad import dispersion
+from usfan.adaptation.terms.bank import agreement
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
-from usfan.scoring.mixture import Fit, Mixture, fit_mixture, fit_witness_space, label_shift, match_shares
+from usfan.config_checks import at_least
+from usfan.scoring.mixture import Mixture, fit_mixture, fit_witness_space
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.objectives import global_mean, soft_cross_entropy
 from usfan.scoring.outputs import Outputs
@@ -42,45 +46,39 @@ class WitnessLabels(Term):
     witness_dimensions: int = 64
     """Principal directions of the witness's features that the mixture sees."""
 
-    shares: str = "uniform"
-    """study"""
+    def __post_init__(self) -> None:
+        at_least("label_weight", self.label_weight, 0)
+        at_least("witness_dimensions", self.witness_dimensions, 1)
 
     def start(self, context: Context) -> None:
         assert context.witness is not None
         self.guide, self.total, self.uncertainty = context.guide, context.runtime.total_or_alone, context.uncertainty
         self.points = fit_witness_space(context.witness, self.witness_dimensions).project(context.witness)
         self.labels = torch.full((context.count, context.classes), 1 / context.classes, device=context.device)
-        self.guide.shares = torch.full((context.classes,), 1 / context.classes, device=context.device)
-        self.fit: Fit | None = None
-        self.rho = 1.0
+        self.mixture: Mixture | None = None
 
     def refresh(self, outputs: Outputs) -> None:
-        probs = self.uncertainty.predictive(outputs.features, 1.0) if self.fit is None else outputs.probs
+        first = self.mixture is None
+        probs = self.uncertainty.predictive(outputs.features, 1.0) if first else outputs.probs
         names = probs.clamp_min(1e-12).log()
-        K = names.shape[1]
-        if self.fit is None:
-            self.fit = fit_mixture(self.points, names, rounds=FIRST_ROUNDS)
-            pi = self.fit.shares.double()
-            self.balanced = float(torch.exp(-(pi * (pi + 1e-12).log()).sum())) / K >= 0.85
-            if self.shares.endswith("-s") or (self.shares == "auto" and not self.balanced):
-                b = (label_shift(names, 3.0) + 1e-3 / K).log()
-                self.rho = 0.01
-                m = self.fit.mixture
-                begin = Mixture(m.means, m.cholesky, None, 3.0, b - b.mean())
-                self.fit = fit_mixture(self.points, names, start=begin, rounds=FIRST_ROUNDS, prior_shares=self.rho)
-        else:
-            self.fit = fit_mixture(
-                self.points, names, start=self.fit.mixture, rounds=LATER_ROUNDS, prior_shares=self.rho
-            )
-        r = self.fit.responsibilities
-        even = torch.full_like(r[0], 1 / K)
-        trust = float((r * probs).sum(dim=1).mean())
-        kind = self.shares.removesuffix("-s")
-        if kind == "auto":
-            kind = "match" if self.balanced else "estimated"
-        pi = {"uniform": even, "match": even, "estimated": r.mean(0)}.get(kind, trust * r.mean(0) + (1 - trust) * even)
-        self.guide.shares.copy_(pi)
-        self.labels.copy_(match_shares(r, pi) if kind in ("match", "blend-match") else r)
+        rounds = FIRST_ROUNDS if first else LATER_ROUNDS
+        fit = fit_mixture(self.points, names, start=self.mixture, rounds=rounds)
+        self.mixture = fit.mixture
+        self.labels.copy_(fit.responsibilities)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The gate, from which the next refresh goes on; clusters are made anew from it."""
+        if self.mixture is None:
+            return {}
+        m = self.mixture
+        reliability = torch.tensor([m.reliability], dtype=torch.float64)
+        return {"means": m.means, "cholesky": m.cholesky, "reliability": reliability, "bias": m.bias}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if tensors:
+            own = {name: value.to(self.points.device) for name, value in tensors.items()}
+            reliability = float(own.pop("reliability"))
+            self.mixture = Mixture(own["means"], own["cholesky"], None, reliability, own["bias"])
 
     def __call__(self, batch: Batch) -> Tensor:
         each = soft_cross_entropy(batch.logits, self.labels[batch.samples])
@@ -99,28 +97,33 @@ class WitnessAttraction(Term):
     """Weight of attraction and dispersion."""
     attracted: int = 3
     """Neighbours that an image is drawn to."""
-    dispersion: float = 1.0
-    """Weight of the dispersion, relative to the attraction."""
     dispersion_decay: float = 1.0
-    """β: how fast the dispersion weakens."""
+    """β, how fast the weight of the dispersion decays; 0 keeps it at 1."""
+
+    def __post_init__(self) -> None:
+        at_least("attraction", self.attraction, 0)
+        at_least("attracted", self.attracted, 1)
+        at_least("dispersion_decay", self.dispersion_decay, 0)
 
     def start(self, context: Context) -> None:
         assert context.witness is not None
         space = fit_witness_space(context.witness, 1)
         self.near = nearest_neighbours(space.centred(context.witness), self.attracted)[0]
         self.bank = context.source.probs.clone()
-        self.total = context.runtime.total_or_alone
+        self.guide, self.runtime, self.total = context.guide, context.runtime, context.runtime.total_or_alone
 
     def refresh(self, outputs: Outputs) -> None:
         self.bank.copy_(outputs.probs)
 
     def __call__(self, batch: Batch) -> Tensor:
-        probs, samples = batch.probs, batch.samples
-        self.bank.index_copy_(0, samples, probs.detach().to(self.bank.dtype))
-        near = self.bank[self.near[samples]].sum(dim=1)
-        together = (probs * near).sum(dim=1)
-        others = (probs @ probs.sum(dim=0) - probs.square().sum(dim=1)) * (2 * probs.shape[1] / len(probs))
-        alpha = self.dispersion * (1 + 10 * batch.done).pow(-self.dispersion_decay)
-        loss = global_mean(alpha * others - together, self.total)
+        probs, known = batch.probs, self.guide.known[batch.samples]
+        with torch.no_grad():
+            self.bank.index_copy_(0, self.runtime.gathered(batch.samples), self.runtime.gathered(probs))
+        together = agreement(probs, self.bank[self.near[batch.samples]]).sum(dim=1)
+        attracted = -global_mean(together, self.total, known)
+        scale = 2 * probs.shape[1] / self.total(known.sum().detach()).clamp_min(1)
+        loss = attracted + (1 + 10 * batch.done) ** -self.dispersion_decay * scale * dispersion(
+            probs, known, self.total
+        )
         batch.notes["loss_attraction"] = loss
         return self.attraction * loss
