@@ -89,7 +89,7 @@ def adapt(
         config, reason = with_rung(config, rung, pretrained=source.pretrained), rung.reason
         log.info("tune %s: %s", rung.tune, rung.reason)
         store = features if features is not None and rung.tune == "new" and not pixels else images
-    seen, used = witnessed(witness, config, source, row, images, engine)
+    seen, used = witnessed(witness, config, source, row, (store, images), engine)
     judge = None
     if config.guard and row.adapts and images.pixels.ndim == 4:
         used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
@@ -98,19 +98,25 @@ def adapt(
 
 
 def witnessed(
-    given: Any, config: AdaptConfig, source: SourceModel, method: Method, images: PixelStore, runtime: Runtime
+    given: Any,
+    config: AdaptConfig,
+    source: SourceModel,
+    method: Method,
+    stores: tuple[PixelStore, PixelStore],
+    runtime: Runtime,
 ) -> tuple[Tensor | None, set[str]]:
-    """What the witness sees of the target, N × F, and the hash of its weights."""
+    """What the witness sees of the target, N × F, and the hash of its weights. `stores`: what the run learns from, and
+    the images; features of the model's own backbone are not computed twice."""
     if isinstance(given, Tensor):
         return given, set()
     own = find_witness(config.witness, source, method)
     if own is None:
         return None, set()
-    if isinstance(images, FeatureStore):
-        if not own.own:
-            raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
-        return images.pixels, {own.hash}
-    return own.features(images, runtime), {own.hash}
+    if own.own and isinstance(stores[0], FeatureStore):
+        return stores[0].pixels, {own.hash}
+    if isinstance(stores[1], FeatureStore):
+        raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
+    return own.features(stores[1], runtime), {own.hash}
 
 
 def find_witness(asked: str, source: SourceModel, method: Method) -> Witness | None:

@@ -70,20 +70,26 @@ class WitnessSpace:
 
 
 @torch.no_grad()
+def centred_features(features: Tensor) -> tuple[Tensor, Tensor]:
+    """N × W unit vectors, normalised, centred and normalised again, and the mean m that was taken off."""
+    total = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
+    for part in features.split(CHUNK):
+        total += F.normalize(part.float(), dim=1).double().sum(0)
+    mean = (total / len(features)).float()
+    return F.normalize(F.normalize(features.float(), dim=1) - mean, dim=1), mean
+
+
+@torch.no_grad()
 def fit_witness_space(features: Tensor, dimensions: int = 64) -> WitnessSpace:
     """From the witness's features of the target, N × W. One pass for each mean, one for the W × W covariance."""
     count, width = features.shape
     dimensions = min(dimensions, width, count - 1)
+    unit, first = centred_features(features)
     total = torch.zeros(width, dtype=torch.float64, device=features.device)
-    for part in features.split(CHUNK):
-        total += F.normalize(part.float(), dim=1).double().sum(0)
-    first = (total / count).float()
-    total = torch.zeros_like(total)
     outer = torch.zeros(width, width, dtype=torch.float64, device=features.device)
-    for part in features.split(CHUNK):
-        centred = F.normalize(F.normalize(part.float(), dim=1) - first, dim=1)
-        total += centred.double().sum(0)
-        outer += (centred.T @ centred).double()
+    for part in unit.split(CHUNK):
+        total += part.double().sum(0)
+        outer += (part.T @ part).double()
     second = total / count
     _, vectors = torch.linalg.eigh(outer / count - torch.outer(second, second))
     return WitnessSpace(first, second.float(), vectors[:, -dimensions:].flip(1).float().contiguous())

@@ -26,7 +26,7 @@ from usfan.adaptation.terms.bank import agreement
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
 from usfan.config_checks import at_least
-from usfan.scoring.mixture import Mixture, fit_mixture, fit_witness_space
+from usfan.scoring.mixture import Mixture, centred_features, fit_mixture, fit_witness_space
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.objectives import global_mean, soft_cross_entropy
 from usfan.scoring.outputs import Outputs
@@ -107,8 +107,7 @@ class WitnessAttraction(Term):
 
     def start(self, context: Context) -> None:
         assert context.witness is not None
-        space = fit_witness_space(context.witness, 1)
-        self.near = nearest_neighbours(space.centred(context.witness), self.attracted)[0]
+        self.near = nearest_neighbours(centred_features(context.witness)[0], self.attracted)[0]
         self.bank = context.source.probs.clone()
         self.guide, self.runtime, self.total = context.guide, context.runtime, context.runtime.total_or_alone
 
