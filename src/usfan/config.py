@@ -9,8 +9,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from usfan.config_checks import at_least, between, check_prior, check_seed, is_number, one_of
-from usfan.errors import ConfigError
+from usfan.config_checks import (
+    MOST_RATE,
+    TEMPERATURES,
+    at_least,
+    between,
+    check_prior,
+    check_seed,
+    is_number,
+    one_of,
+)
+from usfan.errors import ConfigError, shown
 from usfan.field_docs import field_docs as field_docs
 
 T = TypeVar("T")
@@ -71,9 +80,8 @@ class OptimiserConfig:
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 2)
-        at_least("lr", self.lr, 0)
-        at_least("momentum", self.momentum, 0)
-        at_least("weight_decay", self.weight_decay, 0)
+        for name in ("lr", "momentum", "weight_decay"):
+            between(name, getattr(self, name), 0, MOST_RATE)
 
 
 @dataclass(frozen=True)
@@ -205,8 +213,7 @@ class AdaptConfig(OptimiserConfig):
         for name in ("pseudo_label_warmup", "pseudo_label_weight", "separation"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 0)
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature must be positive; got {self.temperature}")
+        between("temperature", self.temperature, *TEMPERATURES)
         if self.prior is not None:
             check_prior(self.prior)
         one_of("refresh", self.refresh, ("epoch", "step"))
@@ -265,8 +272,10 @@ def make_config(kind: type[T], given: dict[str, Any]) -> T:
 def unknown_setting(name: str, known: Collection[str], otherwise: str) -> ConfigError:
     if name in known:  # of another command
         return ConfigError(f"this command has no setting {name!r}: {otherwise}")
-    near = difflib.get_close_matches(name, sorted(known), n=3)
-    return ConfigError(f"unknown setting {name!r}: " + (f"did you mean {', '.join(near)}?" if near else otherwise))
+    near = difflib.get_close_matches(name[:80], sorted(known), n=3)
+    return ConfigError(
+        f"unknown setting {shown(name, 80)!r}: " + (f"did you mean {', '.join(near)}?" if near else otherwise)
+    )
 
 
 def convert(item: dataclasses.Field, value: Any) -> Any:

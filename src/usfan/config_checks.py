@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
+
+PRIORS = (1e-30, 1e30)
+TEMPERATURES = (1e-3, 1e3)
+MOST_RATE = 1e6
+"""Learning rates, momentum and decay above this are not finite after a step or two."""
 
 
 def is_number(text: str) -> bool:
@@ -15,7 +20,7 @@ def is_number(text: str) -> bool:
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {shown(repr(value), 80)}")
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -36,5 +41,7 @@ def check_seed(seed: int) -> None:
 def check_prior(prior: float | str) -> None:
     if isinstance(prior, str):
         one_of("prior", prior, ("evidence", "weight-decay"))
-    elif not 0 < prior < float("inf"):
-        raise ConfigError(f"the prior precision must be a positive number; got {prior}")
+    elif not PRIORS[0] <= prior <= PRIORS[1]:
+        raise ConfigError(
+            f"the prior precision must be a positive number, from {PRIORS[0]} to {PRIORS[1]}; got {prior}"
+        )

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from usfan.errors import shown
+
 PATIENCE = 2.0
 console = Console(stderr=True)
 
@@ -69,14 +71,19 @@ def step_progress(shown: Bar, batch_size: int) -> Callable[[int, int, dict[str, 
     )
 
 
+def say(line: str) -> None:
+    """One line, in which a stranger's names may be."""
+    console.print(shown(line), markup=False)
+
+
 def print_metrics(metrics: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, style="table.title"))  # a path with brackets in it is no mark-up
+    table = Table(title=Text(shown(title), style="table.title"))  # a path with brackets in it is no mark-up
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         if isinstance(value, (int, float)):
-            table.add_row(name, f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}")
+            table.add_row(Text(shown(name, 80)), f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}")
     console.print(table)

@@ -22,6 +22,7 @@ from usfan.adaptation.loss import LOSSES, Objective
 from usfan.adaptation.methods import Method, find_method
 from usfan.adaptation.settings import begun_with, choose_posterior, chosen_settings, resolve_defaults
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
+from usfan.artifacts.schema import check_draws
 from usfan.compute.optimiser import Optimiser
 from usfan.compute.passes import (
     Feeder,
@@ -43,7 +44,7 @@ from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.errors import DataError
 from usfan.models.classifier import Classifier
-from usfan.runs.folder import RunFolder, load_checkpoint
+from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.unknown import split_unknown
 from usfan.scoring.validators import validate
@@ -67,6 +68,7 @@ def adapt(
     given = make_config(AdaptConfig, {"method": method, **settings})
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     begun = None if run is None else run.load_checkpoint(tensors=False)
+    check_draws(given.samples, len(source.classes))
     config = resolve_defaults(given if begun is None else begun_with(given, begun[2]), source)
     if isinstance(data, PixelStore):
         store = dataclasses.replace(data, labels=None, classes=None)
@@ -291,10 +293,14 @@ class Adaptation:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-        self.optimiser.restore({k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")})
-        self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
-        self.records = state["records"][:-1]
-        last = state["records"][-1]
-        self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
+        assert self.folder is not None
+        with self.folder.restoring():
+            self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+            momentum = {k: v.to(self.runtime.device) for k, v in tensors.items() if k.startswith("momentum.")}
+            self.optimiser.restore(momentum)
+            self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
+            must_fit(self.guard.best_state or {}, self.classifier)
+            self.records = state["records"][:-1]
+            last = state["records"][-1]
+            self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
         return epoch

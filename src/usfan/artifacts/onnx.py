@@ -58,7 +58,7 @@ def export_onnx(model: SourceModel, path: Path) -> float:
     graph = Exported(model).eval()
     spec = model.spec
     example = torch.randn(2, spec.channels, spec.size, spec.size, generator=torch.Generator().manual_seed(0))
-    with warnings.catch_warnings(), torch.no_grad(), whole_file(path) as part:
+    with warnings.catch_warnings(), torch.no_grad(), whole_file(path, follow=True) as part:
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         batch = torch.export.Dim("batch", min=1, max=65_536)

@@ -22,7 +22,7 @@ from usfan.cli.settings import (
 )
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError
-from usfan.progress import bar, console, print_metrics, step_progress
+from usfan.progress import bar, console, print_metrics, say, step_progress
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ def train(settings: dict[str, Any]) -> None:
     with open_run(runtime, out, recorded, command="train", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         with bar("training", unit="images") as shown:
             model = train_source(
@@ -76,7 +76,7 @@ def posterior(settings: dict[str, Any]) -> None:
     recorded = {"model": model_path, "data": data_path, "backbone": backbone, "head": head, **fitted}
     with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
         if run.finished() is not None:
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         if Path(model_path).is_dir():
             if backbone is not None or head is not None:
@@ -131,7 +131,7 @@ def adapt(settings: dict[str, Any]) -> None:
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         with decoding(data.without_labels(), stored.spec, runtime) as decoded:
             source = SourceModel.load(source_path)
@@ -148,7 +148,7 @@ def adapt(settings: dict[str, Any]) -> None:
             run.save_metrics(metrics)
             run.drop_checkpoints()
             say_skipped(data, run, private=private)
-            console.print(f"{config.method}: {model.history['guard']['reason']}", markup=False)
+            say(f"{config.method}: {model.history['guard']['reason']}")
             if "after" in metrics:
                 shift = {
                     f"{name} {when}": metrics[when].get(name)
@@ -205,18 +205,19 @@ def predict(settings: dict[str, Any]) -> None:
     with first_speaks(runtime), bar("predicting", len(data)) as shown:
         count = write_predictions(out, model.to(runtime.device), data, coverage, runtime, shown.advance)
     say_skipped(data)
-    console.print(f"{out}: {count} predictions", markup=False)
+    say(f"{out}: {count} predictions")
 
 
 def report(settings: dict[str, Any]) -> None:
     from usfan.report.page import write_report
 
     runs, out = [Path(r) for r in settings.pop("runs")], settings.pop("out", None)
+    root = settings.pop("root", None)
     nothing_left(without_runtime(settings))
     if out is not None:
         must_be_a_file(Path(out), "--out")
-    path = write_report(runs, Path(out) if out else runs[0] / "report.html")
-    console.print(str(path), markup=False)
+    path = write_report(runs, Path(out) if out else None, root=Path(root) if root else None)
+    say(str(path))
 
 
 def export(settings: dict[str, Any]) -> None:
@@ -228,7 +229,7 @@ def export(settings: dict[str, Any]) -> None:
     nothing_left(without_runtime(settings))
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
         worst = export_onnx(SourceModel.load(model_path), out)
-    console.print(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}", markup=False)
+    say(f"{out}: features, logits, certainty; onnxruntime agrees to {worst:.1e}")
 
 
 def methods(settings: dict[str, Any]) -> None:

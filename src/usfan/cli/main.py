@@ -1,7 +1,7 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
 Flags come from the fields of the config dataclasses, their help from the fields' docstrings. A YAML file given with
---config holds the same names; flags go on top. Exit codes: 0 done, 2 a user's mistake (one line), 1 a fault.
+--config holds the same names; flags go on top. Exit codes: `usfan.cli.ending`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from usfan import __version__
+from usfan.budget import budget
+from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, stoppable
 from usfan.config import WITHHELD, AdaptConfig, RuntimeConfig, TrainConfig, field_docs
-from usfan.errors import ConfigError, UsfanError
+from usfan.errors import ConfigError, shown
 
 BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
 
@@ -26,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     """A mistake is one line on stderr."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {shown(message, 500)} (see {self.prog} --help)\n")
 
 
 def add_fields(parser: argparse.ArgumentParser, *kinds: type, skip: Sequence[str] = ()) -> None:
@@ -59,6 +61,8 @@ def build_parser() -> Parser:
     def command(name: str, summary: str, *kinds: type, skip: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary)
         sub.add_argument("--config", metavar="FILE.yaml", help="Settings by name; flags go on top.")
+        about = "Multiplies the limits on what a model or a file may cost in memory and time. Default: 1."
+        sub.add_argument("--budget", type=float, default=argparse.SUPPRESS, help=about)
         if "seed" not in {f.name for k in kinds for f in dataclasses.fields(k)} - set(skip):
             sub.add_argument("--seed", type=int, default=argparse.SUPPRESS, help="Seed of whatever is drawn.")
         add_fields(sub, *kinds, RuntimeConfig, skip=skip)
@@ -117,6 +121,8 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--out", default=argparse.SUPPRESS, metavar="FILE.html", help="Default: report.html in the first run."
     )
+    about = "Folder that images may be shown from. Default: wherever the images of runs made here lie."
+    sub.add_argument("--root", default=argparse.SUPPRESS, help=about)
 
     sub = command("export", "The model as one ONNX graph: features, logits, certainty.")
     sub.add_argument("model", help="Model folder or Hub id.")
@@ -182,13 +188,12 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
     path = arguments.pop("config", None)
     settings: dict[str, Any] = {}
     if path is not None:
-        import yaml
+        from usfan.files import MOST_YAML, parse_yaml, read_named
 
         try:
-            with open(path, encoding="utf-8") as file:
-                loaded = yaml.safe_load(file)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+            loaded = parse_yaml(read_named(path, MOST_YAML))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--config {path}: {shown(' '.join(str(error).split()), 300)}") from None
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"--config {path}: must hold names and values")
         settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
@@ -196,10 +201,10 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         settings |= {k: [settings[k]] for k in LISTS if k in settings and not isinstance(settings[k], list)}
         for name, value in settings.items():
             if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
-                raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
+                raise ConfigError(f"--config {path}: {shown(name, 80)} must be a value, or a list of values")
         its_own = settings.pop("command", command)
         if its_own != command:
-            raise ConfigError(f"--config {path}: holds the settings of usfan {its_own}, not of {command}")
+            raise ConfigError(f"--config {path}: holds the settings of usfan {shown(its_own, 40)}, not of {command}")
         if "root" in arguments:
             check_paths({k: v for k, v in settings.items() if k not in arguments}, path, arguments["root"])
     settings |= arguments
@@ -209,14 +214,21 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(TEXTS & settings.keys()):
         value = settings[name]
         if not isinstance(value, str) or not value or "\0" in value:
-            what = "is empty" if value == "" else f"must be a text; got {value!r}"
+            what = "is empty" if value == "" else f"must be a text; got {shown(repr(value), 80)}"
             raise ConfigError(f"{name} {what}")
     switches = {k: v for k, v in settings.items() if k in ON_OFF | SWITCHES and isinstance(v, str)}
     settings |= {k: {"on": True, "off": False}.get(v, v) for k, v in switches.items()}
     for name in sorted(SWITCHES & settings.keys()):
         if not isinstance(settings[name], bool):
-            raise ConfigError(f"{name} must be true or false; got {settings[name]!r}")
+            raise ConfigError(f"{name} must be true or false; got {shown(repr(settings[name]), 80)}")
     return settings
+
+
+def take_number(settings: dict[str, Any], name: str, default: float) -> float:
+    value = settings.pop(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} must be a number; got {shown(repr(value), 80)}")
+    return float(value)
 
 
 def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
@@ -242,25 +254,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments.pop("command")
     if unknown:
         about = f"usfan {name}" if name else "usfan"
-        parser.exit(2, f"{about}: unrecognized arguments: {' '.join(unknown)} (see {about} --help)\n")
+        parser.exit(2, f"{about}: unrecognized arguments: {shown(' '.join(unknown), 300)} (see {about} --help)\n")
     if name is None:
         parser.print_help()
         return 0
+    keep_standard_handles()
+    plain_warnings()
     try:
-        settings = read_settings(name, arguments)
-        from usfan.cli import commands
+        with stoppable(), quiet_threads():
+            settings = read_settings(name, arguments)
+            from usfan.cli import commands
 
-        with quiet_threads():
-            commands.COMMANDS[name](settings)
-    except UsfanError as error:
-        print(f"usfan {name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"usfan {name}: interrupted", file=sys.stderr)
-        return 130
-    except (OSError, MemoryError) as error:
-        print(f"usfan {name}: {fault_line(error)}", file=sys.stderr)
-        return 1
+            with budget(take_number(settings, "budget", 1.0)):
+                commands.COMMANDS[name](settings)
+    except Exception as error:
+        return exit_code(name, error)
+    except KeyboardInterrupt as error:
+        return exit_code(name, error)
     return 0
 
 
@@ -278,12 +288,6 @@ def quiet_threads() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def fault_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 if __name__ == "__main__":

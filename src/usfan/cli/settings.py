@@ -8,7 +8,7 @@ from typing import Any
 
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config, unknown_setting
 from usfan.config_checks import check_seed
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
 from usfan.progress import console
 
 NAMED = 50
@@ -78,6 +78,14 @@ def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
 
     logged = run is not None and not private
     for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(shown(line), style="yellow", markup=False, highlight=False, soft_wrap=True)
     if data.unreadable and logged:
-        run.log("skipped", count=len(data.unreadable), files=data.unreadable)
+        run.log("skipped", count=len(data.unreadable), files=below_the_data(data))
+
+
+def below_the_data(data: Any) -> dict[str, str]:
+    """The unreadable files by their paths below the data: a log goes to others, with the run."""
+    from usfan.data.images import below, common_folder
+
+    folder = common_folder(data.paths) if data.paths else ""
+    return {below(path, folder) if folder else path: reason for path, reason in data.unreadable.items()}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.labels import name_key
-from usfan.errors import DataError
+from usfan.errors import DataError, shown
 
 
 class Folder(NamedTuple):
@@ -27,7 +27,7 @@ def scan(folder: str) -> Folder:
     names: list[str] = []
     paths: list[str] = []
     for name in sorted(folders, key=name_key):
-        below = _below(os.path.join(folder, name), others, (os.path.realpath(folder),))
+        below = _below(os.path.join(folder, name), others, _identity(folder))
         paths += below
         names += [name] * len(below)
     if images and names:
@@ -41,16 +41,41 @@ def scan(folder: str) -> Folder:
     raise DataError(_nothing(folder, others))
 
 
-def _below(folder: str, others: Counter[str], above: tuple[str, ...]) -> list[str]:
-    """All images below a class folder, at any depth, sorted by path."""
-    real = os.path.realpath(folder)
-    if real in above:  # a link to a folder above would go round for ever
-        return []
-    images, folders, _ = _listing(folder, others)
-    paths = [os.path.join(folder, name) for name in images]
-    for name in folders:
-        paths += _below(os.path.join(folder, name), others, (*above, real))
+def _below(folder: str, others: Counter[str], above: tuple[int, int]) -> list[str]:
+    """All images below a class folder, at any depth, sorted by path. Links may lead to a folder again and again, or
+    round in a circle: each folder counts once, under the first name that leads to it."""
+    seen, waiting, paths = {above}, [folder], []
+    while waiting:
+        found = []
+        for place in waiting:
+            identity = _identity(place)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            images, folders, _ = _listing(place, others)
+            paths += [os.path.join(place, name) for name in images]
+            found += [os.path.join(place, name) for name in folders]
+        waiting = found
     return sorted(paths)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise _cannot_read(folder, error) from error
+    return status.st_dev, status.st_ino
+
+
+def _cannot_read(folder: str, error: OSError) -> DataError:
+    return DataError(f"cannot read the folder {shown(folder, 300)}: {(error.strerror or str(error)).lower()}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str], list[str], Counter[str]]:
@@ -63,16 +88,14 @@ def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str]
                 suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith(".") or entry.name == "__MACOSX":
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     folders.append(entry.name)
                 elif suffix in SUFFIXES:
                     images.append(entry.name)
                 else:
                     others[suffix or "no suffix"] += 1
     except OSError as error:
-        raise DataError(
-            f"cannot read the folder {one_line(folder)}: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise _cannot_read(folder, error) from error
     return sorted(images), sorted(folders), others
 
 

