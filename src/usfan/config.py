@@ -213,6 +213,8 @@ class AdaptConfig(OptimiserConfig):
         for name in ("pseudo_label_warmup", "pseudo_label_weight", "separation"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 0)
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature must be positive; got {self.temperature}")
         between("temperature", self.temperature, *TEMPERATURES)
         if self.prior is not None:
             check_prior(self.prior)

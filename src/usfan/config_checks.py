@@ -6,8 +6,8 @@ from usfan.errors import ConfigError, shown
 
 PRIORS = (1e-30, 1e30)
 TEMPERATURES = (1e-3, 1e3)
-MOST_RATE = 1e6
-"""Learning rates, momentum and decay above this are not finite after a step or two."""
+MOST_RATE = 1e30
+"""Learning rates, momentum and decay: what float32 holds, with room for a product."""
 
 
 def is_number(text: str) -> bool:

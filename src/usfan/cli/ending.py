@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 
@@ -89,8 +88,8 @@ def plain_warnings() -> None:
         logging.lastResort.setFormatter(PlainFormatter())
 
 
-def exit_code(command: str, error: BaseException) -> int:
-    """Say what happened in one line; what to exit with."""
+def exit_code(command: str, error: BaseException) -> int | None:
+    """Say what happened in one line; what to exit with. None for a fault of the program, which shows its traceback."""
     if isinstance(error, Stopped):
         say(f"usfan {command}: {'terminated' if error.number == signal.SIGTERM else 'interrupted'}")
         return error.code
@@ -100,10 +99,10 @@ def exit_code(command: str, error: BaseException) -> int:
     if isinstance(error, UsfanError):
         say(f"usfan {command}: {' '.join(str(error).split())}")
         return 2
-    if os.environ.get("USFAN_TRACEBACK"):
-        traceback.print_exception(error)
-    say(f"usfan {command}: {fault_line(error)}")
-    return 1
+    if isinstance(error, OSError) or out_of_memory(error):
+        say(f"usfan {command}: {fault_line(error)}")
+        return 1
+    return None
 
 
 def say(line: str) -> None:
@@ -112,12 +111,8 @@ def say(line: str) -> None:
 
 
 def fault_line(error: BaseException) -> str:
-    """Memory and files by their own words; of any other fault the kind too, and how to see where it came from."""
+    """Of the machine: files and memory."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
-    text = " ".join(str(error).split())
-    if out_of_memory(error):
-        return f"out of memory: {text}" if text else "out of memory"
-    if isinstance(error, OSError):
-        return text or type(error).__name__
-    return f"{type(error).__name__}: {shown(text, 500)} (a fault of the program: USFAN_TRACEBACK=1 shows where)"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"out of memory: {shown(text, 300)}" if out_of_memory(error) else text

@@ -267,10 +267,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             with budget(take_number(settings, "budget", 1.0)):
                 commands.COMMANDS[name](settings)
-    except Exception as error:
-        return exit_code(name, error)
-    except KeyboardInterrupt as error:
-        return exit_code(name, error)
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(name, error)
+        if code is None:
+            raise
+        return code
     return 0
 
 
