@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -32,7 +33,5 @@ def check_cost(what: str, needed: float, limit: float, unit: str, kind: type[Usf
     """Raise unless `needed` is within the limit; say which budget would do."""
     times = _times.get()
     if needed > limit * times:
-        more = needed / limit
-        raise kind(
-            f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:.2g} allows it"
-        )
+        more = math.ceil(10 * needed / limit) / 10
+        raise kind(f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:g} allows it")

@@ -462,7 +462,7 @@ def test_a_decoder_killed_while_it_starts(tmp_path, monkeypatch, source, capsys)
 
 
 def test_closed_standard_handles(data, source, tmp_path):
-    command = f"{sys.executable} -m usfan predict {source} {data[1]} --out {tmp_path}/p.csv --device cpu"
+    command = f"{sys.executable} -m usfan predict {source} {data[1]} --out {tmp_path}/p.csv --workers 1"
     done = subprocess.run(["bash", "-c", f"exec {command} <&- >&- 2>&-"], timeout=120)
     assert done.returncode == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13

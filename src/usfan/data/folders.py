@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from usfan.budget import check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.labels import name_key
 from usfan.errors import DataError, shown
+
+MOST_FOLDERS = 20_000
+"""In all. A link may lead to the root of the disk."""
 
 
 class Folder(NamedTuple):
@@ -26,8 +32,9 @@ def scan(folder: str) -> Folder:
     images, folders, others = _listing(folder)
     names: list[str] = []
     paths: list[str] = []
+    count = itertools.count(1)
     for name in sorted(folders, key=name_key):
-        below = _below(os.path.join(folder, name), others, _identity(folder))
+        below = _below(os.path.join(folder, name), others, _identity(folder), count)
         paths += below
         names += [name] * len(below)
     if images and names:
@@ -41,7 +48,7 @@ def scan(folder: str) -> Folder:
     raise DataError(_nothing(folder, others))
 
 
-def _below(folder: str, others: Counter[str], above: tuple[int, int]) -> list[str]:
+def _below(folder: str, others: Counter[str], above: tuple[int, int], count: Iterator[int]) -> list[str]:
     """All images below a class folder, at any depth, sorted by path. Links may lead to a folder again and again, or
     round in a circle: each folder counts once, under the first name that leads to it."""
     seen, waiting, paths = {above}, [folder], []
@@ -52,6 +59,7 @@ def _below(folder: str, others: Counter[str], above: tuple[int, int]) -> list[st
             if identity in seen:
                 continue
             seen.add(identity)
+            check_cost(f"{shown(folder, 300)}: folders below it", next(count), MOST_FOLDERS, "or more", DataError)
             images, folders, _ = _listing(place, others)
             paths += [os.path.join(place, name) for name in images]
             found += [os.path.join(place, name) for name in folders]

@@ -171,6 +171,8 @@ def offline_weights(name: str) -> Path | None:
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
     path = Path(os.path.realpath(path))  # the user named it: a link is followed
+    if not path.is_file():
+        raise ConfigError(f"{path} is no regular file")
     if path.suffix == ".safetensors":
         try:
             return read_tensors(path)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from usfan.budget import allowed, check_cost
-from usfan.errors import DataError
+from usfan.errors import DataError, shown
 
 CIFAR9_OF_CIFAR10 = np.array([0, 1, 2, 3, 4, 5, -1, 6, 7, 8])
 """CIFAR-10: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck."""
@@ -76,8 +76,9 @@ def _reading(place: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{error.filename or place} is missing: unpack the whole archive there") from error
-    except (OSError, ValueError, KeyError, IndexError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"cannot read {place} ({type(error).__name__}: {error}): fetch it again") from error
+    except Exception as error:  # numpy, scipy and the unpackers raise nearly every type there is
+        reason = f"{type(error).__name__}: {shown(error, 200)}"
+        raise DataError(f"cannot read {place} ({reason}): fetch it again") from error
 
 
 MOST_BYTES = 1 << 30
