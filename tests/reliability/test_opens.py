@@ -10,10 +10,7 @@ import usfan
 ROOT = Path(usfan.__file__).parent
 NAMES = {"open", "save_file", "load_file", "safe_open", "loadmat", "SummaryWriter", "read_bytes", "read_text"}
 CALLS = {
-    *(
-        f"os.{name}"
-        for name in ("open", "fdopen", "unlink", "remove", "rename", "replace", "rmdir", "mkdir", "symlink")
-    ),
+    *(f"os.{name}" for name in ("open", "fdopen", "unlink", "remove", "rename", "replace", "rmdir", "mkdir")),
     *(f"tempfile.{name}" for name in ("mkstemp", "TemporaryFile", "NamedTemporaryFile", "mkdtemp")),
     *("gzip.open", "bz2.open", "gzip.decompress", "bz2.decompress", "zipfile.ZipFile", "np.load", "np.fromfile"),
     *("np.loadtxt", "torch.load", "torch.save", "Image.open", "mmap.mmap", "shutil.rmtree", "shutil.copyfileobj"),

@@ -50,9 +50,8 @@ class _Reader:
 
     def fail(self, name: str, what: str) -> ArtifactError:
         value = self.values.get(name)
-        shown = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else repr(value)
-        shown = shown if len(shown) < 60 else shown[:57] + "…"
-        return ArtifactError(f"{self.file}: {self.place}{name} must be {what}; got {shown}")
+        got = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else repr(value)
+        return ArtifactError(f"{self.file}: {self.place}{shown(name, 80)} must be {what}; got {shown(got, 60)}")
 
     def text(self, name: str, allowed: tuple[str, ...] | None = None) -> str:
         value = self.values.get(name)

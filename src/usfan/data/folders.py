@@ -32,9 +32,9 @@ def scan(folder: str) -> Folder:
     images, folders, others = _listing(folder)
     names: list[str] = []
     paths: list[str] = []
-    count = itertools.count(1)
+    counted = itertools.count(1)
     for name in sorted(folders, key=name_key):
-        below = _below(os.path.join(folder, name), others, _identity(folder), count)
+        below = _below(os.path.join(folder, name), others, _identity(folder), counted)
         paths += below
         names += [name] * len(below)
     if images and names:
