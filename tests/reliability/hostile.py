@@ -42,16 +42,16 @@ BOUND_MIB = 400
 """For loading a model of any valid config and predicting two images, besides three times the size of its files: twice
 the floor of `artifacts.cost` for two images and their pixels, the draws (2 million, some ten tables of them)."""
 SHARES = {
-    "models": 0.24,
+    "models": 0.18,
     "configs": 0.10,
-    "reports": 0.05,
-    "resumed": 0.05,
-    "folders": 0.10,
-    "lists": 0.12,
-    "settings": 0.16,
-    "weights": 0.12,
-    "archives": 0.10,
-    "images": 0.06,
+    "reports": 0.02,
+    "resumed": 0.02,
+    "folders": 0.12,
+    "lists": 0.16,
+    "settings": 0.12,
+    "weights": 0.14,
+    "archives": 0.12,
+    "images": 0.04,
 }
 """Of the cases. Reports and resumed runs take 0.3 s each, the others a few milliseconds."""
 NASTY = (
@@ -96,13 +96,18 @@ def digest(folder: Path) -> str:
     return hashed.hexdigest()
 
 
-def no_file(path: Path, rng: random.Random, outside: Path) -> str:
-    """Something that is no regular file takes the place."""
-    kind = rng.choice(("link", "link", "dangling", "loop", "device", "pipe", "folder", "hole", "up"))
+def clear(path: Path) -> None:
+    """Nothing lies at the path; of a link, the link goes."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def no_file(path: Path, rng: random.Random, outside: Path) -> str:
+    """Something that is no regular file takes the place."""
+    kind = rng.choice(("link", "link", "dangling", "loop", "device", "pipe", "folder", "hole", "up"))
+    clear(path)
     if kind == "link":
         path.symlink_to(outside / rng.choice(("victim", "config.json", "report.html")))
     elif kind == "dangling":
@@ -268,9 +273,8 @@ def hostile_run(target: Path, rng: random.Random, place: Place, names: tuple[str
     file, kind = target / name, rng.random()
     if kind < 0.35:
         return no_file(file, rng, place.outside)
-    if kind < 0.5 or not file.is_file():
-        if file.is_dir():
-            shutil.rmtree(file)
+    if kind < 0.5 or file.is_symlink() or not file.is_file() or file.stat().st_size > 1 << 24:
+        clear(file)
         file.write_bytes(odd_text(rng))
         return "odd text"
     if name.endswith(".safetensors"):

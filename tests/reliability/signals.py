@@ -36,6 +36,7 @@ def run_main(arguments: list[str], errors: str, begun: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in the background
     handle = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 2)
     from usfan import progress
