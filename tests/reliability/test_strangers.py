@@ -173,6 +173,22 @@ def test_a_study_with_a_linked_folder_is_refused(tmp_path, capsys):
     assert (outside / ".old.part").exists()
 
 
+def test_the_cache_of_the_hub_is_made_of_links(tmp_path, victim):
+    """A snapshot's files are links into its own repository's store; one that leads elsewhere is refused."""
+    repository = tmp_path / "models--me--mine"
+    snapshot = repository / "snapshots" / "0123"
+    tiny_model().save(snapshot)
+    (repository / "blobs").mkdir()
+    for name in ("config.json", "model.safetensors", "posterior.safetensors"):
+        (snapshot / name).rename(repository / "blobs" / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert SourceModel.load(snapshot).classes[0] == "a"
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(victim)
+    with pytest.raises(ArtifactError, match=r"no config.json in it \(what has this name is a link\)"):
+        SourceModel.load(snapshot)
+
+
 # 4
 
 

@@ -40,6 +40,8 @@ MOST_RESTARTS = 20
 
 # glibc hands every freed picture back to the system, and each new one then costs 50 page faults: a third of the time.
 _KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**27), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+# numpy's library reserves memory for a thread per core, which would take most of what a decoder may have.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
 
 
@@ -129,7 +131,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             pass_fds=[self.memory_handle],
-            env=os.environ | _KEEP_FREED_MEMORY | {"PYTHONPATH": search},
+            env=os.environ | _KEEP_FREED_MEMORY | _ONE_THREAD | {"PYTHONPATH": search},
         )
         assert self.child.stdout is not None
         self.selector = selectors.DefaultSelector()
