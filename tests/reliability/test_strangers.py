@@ -672,6 +672,17 @@ def test_a_signal_ends_with_one_line(number, code, word):
     assert (done.returncode, done.stderr) == (code, f"usfan methods: {word}\n")
 
 
+def test_a_signal_that_a_library_turns_into_another_error():
+    script = (
+        "import os, sys, time; from usfan.cli import commands, main\n"
+        "def work(settings):\n    try: os.kill(os.getpid(), 2); time.sleep(60)\n"
+        "    except KeyboardInterrupt: raise ValueError('lost') from None\n"
+        "commands.COMMANDS['methods'] = work; sys.exit(main.main(['methods']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "usfan methods: interrupted\n")
+
+
 # 16
 
 

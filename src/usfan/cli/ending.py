@@ -39,14 +39,14 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen: list[threading.Timer] = []
+    seen: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
         if seen:
             os._exit(128 + number)
+        seen.append(number)
         timer = threading.Timer(GRACE, os._exit, (128 + number,))
         timer.daemon = True
-        seen.append(timer)
         timer.start()
         raise Stopped(number)
 
@@ -56,6 +56,10 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handle)
     try:
         yield
+    except BaseException as error:
+        if seen and not isinstance(error, Stopped):  # what a library made of it, such as an ImportError
+            raise Stopped(seen[0]) from None
+        raise
     finally:
         if not seen:  # else the timer runs on: the interpreter itself may wait for a thread
             for number, old in before.items():

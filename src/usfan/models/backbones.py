@@ -42,11 +42,14 @@ def create_backbone(
         return small_backbone(name, pretrained, channels)
     more = {} if channels is None else {"in_chans": channels}
     model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
+    with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
+        sketch = timm_model(name, num_classes=0, **more)
+        spec = dataclasses.replace(timm_spec(sketch), channels=channels or 3)
+        features = probe_features(sketch, spec)
     source = resolve_pretrained(name, pretrained)
     if source is not None:
         load_weights(model, source)
-    spec = dataclasses.replace(timm_spec(model), channels=channels or 3)
-    return model, probe_features(model, spec), spec
+    return model, features, spec
 
 
 def timm_spec(model: Any) -> InputSpec:
