@@ -37,8 +37,8 @@ def shown(text: object, most: int = LONGEST) -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """A MemoryError, or what torch, the loader of its libraries and threads say when there is none."""
-    words = ("not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
-    words += ("failed to map segment", "can't start new thread", "resource temporarily unavailable")
+    words = ["not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc"]
+    words += ["failed to map segment", "can't start new thread", "resource temporarily unavailable"]
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 

@@ -44,7 +44,7 @@ from usfan.config import AdaptConfig, RuntimeConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.errors import DataError
 from usfan.models.classifier import Classifier
-from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
+from usfan.runs.folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.unknown import split_unknown
 from usfan.scoring.validators import validate
@@ -300,7 +300,6 @@ class Adaptation:
             self.optimiser.restore(momentum)
             self.guard.restore({k[6:]: v for k, v in tensors.items() if k.startswith("guard.")}, state["guard"])
             must_fit(self.guard.best_state or {}, self.classifier)
-            self.records = state["records"][:-1]
-            last = state["records"][-1]
+            *self.records, last = checked_records(state["records"])
             self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
         return epoch

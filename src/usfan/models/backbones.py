@@ -40,7 +40,7 @@ def create_backbone(
     """The network without its classifier, its number of features, and its input. `pretrained`: `resolve_pretrained`."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
-    more = {} if channels is None else {"in_chans": channels}
+    more: dict[str, Any] = {} if channels is None else {"in_chans": channels}
     model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
     with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
         sketch = timm_model(name, num_classes=0, **more)

@@ -238,7 +238,7 @@ class RunFolder:
         """Around what puts a checkpoint's state in place: one that does not fit the run is named."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
             if isinstance(error, UsfanError):
                 raise
             raise ArtifactError(
@@ -339,6 +339,14 @@ def must_fit(state: dict[str, Tensor], network: torch.nn.Module) -> None:
     own = {k: v.shape for k, v in network.state_dict().items()}
     if state and {k: v.shape for k, v in state.items()} != own:
         raise ValueError("a state in it is that of another network")
+
+
+def checked_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a checkpoint says of the epochs; raises where one lacks its number, or its figures are no numbers."""
+    return [
+        {**one, "epoch": int(one["epoch"]), "validators": {str(k): float(v) for k, v in one["validators"].items()}}
+        for one in records
+    ]
 
 
 def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:
