@@ -226,7 +226,7 @@ def read_settings(command: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def take_number(settings: dict[str, Any], name: str, default: float) -> float:
     value = settings.pop(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300:
         raise ConfigError(f"{name} must be a number; got {shown(repr(value), 80)}")
     return float(value)
 
