@@ -179,8 +179,11 @@ def called(*arguments: object) -> str:
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        progress.console.file = said
-        code = usfan(*arguments)
+        before, progress.console._file = progress.console._file, said
+        try:
+            code = usfan(*arguments)
+        finally:
+            progress.console._file = before
     text = said.getvalue()
     if "Traceback" in text or not text.replace("\n", "").isprintable():
         return f"BAD: said {text[:200]!a}"

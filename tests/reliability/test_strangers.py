@@ -687,10 +687,15 @@ def test_a_signal_that_a_library_turns_into_another_error():
 # 16
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
-def test_settings_linked_to_a_device(device, data, tmp_path, refused):
-    (tmp_path / "config.yaml").symlink_to(device)
+def test_settings_linked_to_a_terminal(data, tmp_path, refused):
+    """Reading it would wait for someone to type."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    (tmp_path / "config.yaml").symlink_to(os.ttyname(theirs))
     refused("train", data[0], "--out", tmp_path / "run", "--config", tmp_path / "config.yaml")
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("name", ["config.json", "config.yaml", "metrics.json", "samples.json", "log.jsonl"])
