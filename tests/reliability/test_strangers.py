@@ -704,3 +704,85 @@ def test_a_report_of_links_to_devices(name, copy):
     (copy / name).symlink_to("/dev/zero")
     assert usfan("report", copy) == 0
     assert f"{name} cannot be read" in (copy / "report.html").read_text()
+
+
+# what newer commands write and read
+
+
+def test_the_model_beside_is_not_saved_through_a_link(data, source, tmp_path):
+    """The adapted model that the guard is not sure of goes into a folder of its own in the run."""
+    from usfan.runs.folder import RunFolder
+
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "adapted").symlink_to(outside)
+    with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
+        with pytest.raises(ArtifactError, match="adapted: not a folder but a link"):
+            SourceModel.load(source).save(run.inside("adapted"))
+        assert run.inside("other").is_dir()
+    assert not list(outside.iterdir())
+
+
+def test_a_report_of_many_runs_follows_no_link(copy, tmp_path, victim):
+    root = tmp_path / "all"
+    (root / "inner").mkdir(parents=True)
+    (root / "linked").symlink_to(copy)
+    (root / "inner" / "config.yaml").write_text("command: train\n")
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "1.json").write_text(json.dumps({"method": "stolen", "task": "a-b", "accuracy": 1}))
+    (root / "cells").symlink_to(tmp_path / "cells")
+    (root / "picture.png").symlink_to(victim)
+    assert usfan("report", root) == 0
+    page = (root / "report.html").read_text()
+    assert "1 runs below" in page
+    assert "stolen" not in page
+    assert "picture.png cannot be shown" in page
+
+
+@pytest.mark.parametrize(
+    "name", ["\x9b31mred", "\u202egnp", "a\x1b[2J", "a\nb"], ids=["c1", "backwards", "esc", "line"]
+)
+def test_json_lines_hold_no_raw_control_character(name):
+    from usfan.evaluation.predictions import json_line
+
+    line = json_line({"path": name, "label": "Grün 猫"})
+    assert line.isprintable()
+    assert "Grün 猫" in line
+    assert json.loads(line)["path"] == name
+
+
+def test_a_table_of_changes_holds_no_formula(tmp_path):
+    from usfan.evaluation.changes import CHANGED, write_records
+
+    row = dict(zip(CHANGED, ("a.png", "=HYPERLINK(1)", "\x1bcat", 0.5, 0.5), strict=True))
+    write_records(tmp_path / "changes.csv", CHANGED, [row])
+    (found,) = csv.DictReader((tmp_path / "changes.csv").read_text().splitlines())
+    assert found["before"] == "'=HYPERLINK(1)"
+    assert found["after"] == "\\x1bcat"
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "collapsed"])
+def test_a_history_that_the_guard_cannot_use_is_refused(damage):
+    from dataclasses import asdict
+
+    from usfan.adaptation.guard import Guard, Look
+    from usfan.scoring.structure import Interval
+
+    flat = Interval(0.0, 0.0, 0.0)
+    look = asdict(Look(0, 0.0, flat, flat, 1.0, (0.5, 0.5)))
+    changes = {"empty": {}, "text": {"changed": "much"}, "collapsed": {"collapse": "yes"}}[damage]
+    history = [] if damage == "empty" else [{**look, **changes}, {**look, "epoch": 1}]
+    with pytest.raises(ValueError, match=r"could not convert|does not begin"):
+        Guard(enabled=True).restore({"history": history}, {})
+
+
+def test_class_names_of_a_device_or_of_much(tmp_path):
+    from usfan.data.class_file import read_classes
+
+    with pytest.raises(DataError, match="not a regular file"):
+        read_classes("/dev/zero")
+    with open(tmp_path / "names.txt", "wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(DataError, match="over the limit"):
+        read_classes(tmp_path / "names.txt")
