@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import statistics
 import sys
@@ -222,13 +221,14 @@ def seeds_table() -> str:
 
 def closed_set_averages() -> str:
     """For the README: mean over tasks and seeds."""
-    rows = load("office31.json")["rows"]
+    rows = load("office31-frozen.json")["rows"]
     names = {
         "source-only": "source-only",
         "shot-im": "SHOT-IM",
-        "u-sfan": "U-SFAN",
         "shot": "SHOT",
+        "u-sfan": "U-SFAN",
         "u-sfan+": "U-SFAN+",
+        "u-sfan++": "U-SFAN++",
     }
     means = {m: statistics.fmean(r["accuracy"] for r in rows if r["method"] == m) for m in names}
     return ", ".join(f"{names[m]} {mean:.1f}" + (" %" if m == "source-only" else "") for m, mean in means.items())
@@ -344,95 +344,36 @@ def validator_table() -> str:
     return markdown(["validator", "mean", "least", "most"], lines)
 
 
-CLASSES = {"toy": 3, "digits": 10, "office31": 31}
-GUARDED = ("guard-toy.json", "guard-mnist-uci.json", "guard-uci-mnist.json")
-
-
-def on_office31(rows: list[dict], setting: str) -> list[dict]:
-    """Rows of a closed-set study as the guard's tables have them."""
-    more = {"data": "office31", "task": "all tasks", "setting": setting}
-    return [{**r, **more} for r in rows if r["method"] != "source-only"]
-
-
-def guarded_rows() -> list[dict]:
-    rows = [r for name in GUARDED for r in load(name)["rows"]]
-    rows += on_office31(load("office31-second.json")["rows"], "default")
-    rows += [{**r, "task": "some tasks"} for r in load("guard-office31.json")["rows"]]
-    return rows + [{**r, "task": "six tasks"} for r in load("guard-office31-six.json")["rows"]]
-
-
-def kept_epoch(row: dict, *, neighbourly: bool = True, moves: bool = True) -> int:
-    """What the guard keeps of a run: its own rules, on the figures that were saved; without those about neighbours, or
-    without the one about what a move brings."""
-    from usfan.adaptation.guard import INFORMED, Guard
-
-    path = row["path"]
-    knowledge = path["information_maximization"][0] / math.log(CLASSES[row["data"]])
-    guard = Guard(enabled=True, neighbourly=neighbourly and knowledge >= INFORMED)
-    guard.classes = CLASSES[row["data"]]
-    names = [name for name in path if name != "accuracy"]
-    for epoch in range(len(path["accuracy"])):
-        guard.validators[epoch] = {name: path[name][epoch] for name in names}
-        guard.best, guard.latest = epoch if guard.prefers(epoch) else guard.best, epoch
-    doubt = (
-        guard.distrust(guard.validators[guard.best], knowledge)
-        or guard.torn()
-        or (guard.scattering() if moves else None)
-    )
-    return guard.best if doubt is None else 0
-
-
-def guard_table(rows: list[dict] | None = None) -> str:
-    rows = guarded_rows() if rows is None else rows
-    groups = dict.fromkeys((r["data"], r["task"], r["setting"]) for r in rows)
+def guard_table() -> str:
+    """What the guard kept, on the shifts that its rule was chosen on and on those set aside."""
     lines = []
-    for group in groups:
-        own = [r for r in rows if (r["data"], r["task"], r["setting"]) == group]
-        source, last = ([r["path"]["accuracy"][e] for r in own] for e in (0, -1))
-        kept = [r["path"]["accuracy"][kept_epoch(r)] for r in own]
-        others = [
-            [r["path"]["accuracy"][kept_epoch(r, **rules)] for r in own]
-            for rules in ({"neighbourly": False}, {"moves": False})
-        ]
-        helped = [(a, b) for a, b, s in zip(last, kept, source, strict=True) if a >= s]
-        lost = f"{round(statistics.fmean(a - b for a, b in helped), 2) + 0.0:.2f}" if helped else "–"
-        below = [
-            sum(a < s - 1 for a, s in zip(accuracies, source, strict=True)) for accuracies in (last, *others, kept)
-        ]
-        means = [f"{statistics.fmean(values):.1f}" for values in (source, last, kept)]
-        worst = min(a - s for a, s in zip(kept, source, strict=True))
-        lines.append([", ".join(group), str(len(own)), *means, *map(str, below), f"{worst:+.1f}", lost])
-    header = [
-        "runs of",
-        "runs",
-        "source",
-        "last",
-        "kept",
-        "last below",
-        "kept below, neighbours not asked",
-        "moves not asked",
-        "kept below",
-        "worst kept",
-        "lost where it helped",
-    ]
-    return markdown(header, lines)
+    for part, title in (("choose", "chosen on"), ("judge", "set aside")):
+        found = load(f"guard-{part}.json")
+        for kind, own in {"all": found["all"], **found["kinds"]}.items():
+            figures = [own["loss"], own["loss_always_adapting"], own["loss_never_adapting"]]
+            counts = [own["below_by_3"], own["thrown_away_5"]]
+            ends = [f"{own['worst']:+.1f}", f"{own['most_thrown_away']:.1f}"]
+            kept = "/".join(str(n) for n in own["kept"].values())
+            lines.append(
+                [f"{title}: {kind}", str(own["runs"]), *(f"{v:.2f}" for v in figures), *map(str, counts), *ends, kept]
+            )
+    header = ["shift", "runs", "loss", "always adapting", "never adapting", "3 below source", "gains of 5 lost"]
+    return markdown([*header, "worst", "most lost", "adapted/source/undecided"], lines)
 
 
-def fresh_guard_table() -> str:
-    """Runs made after some rules were fixed."""
-    return guard_table(load("guard-fresh.json")["rows"])
+def estimate_table() -> str:
+    """Estimated accuracy against the truth."""
+    lines = []
+    for part, title in (("choose", "chosen on"), ("judge", "set aside")):
+        for name, own in load(f"guard-{part}.json")["estimated_accuracy"].items():
+            when, kind = name.split("_")
+            error, covered = own["mean_absolute_error"], 100 * own["covered"]
+            lines.append([f"{title}: {when}, {kind} settings", str(own["runs"]), f"{error:.1f}", f"{covered:.0f} %"])
+    return markdown(["runs", "number", "mean absolute error", "inside the interval"], lines)
 
 
-def blind_guard_table() -> str:
-    """Runs made after every threshold was fixed."""
-    rows = load("guard-blind.json")["rows"]
-    for row in rows:
-        row["task"] += ", seeds 8 to 10" if row["seed"] < 11 else ", seeds 11 to 13"
-    runs = closed_set_runs()
-    seen = [(r["case"], r["task"], r["seed"], r["path"]["accuracy"]) for r in runs["third"]]
-    fresh = [r for r in runs["fourth"] if (r["case"], r["task"], r["seed"], r["path"]["accuracy"]) not in seen]
-    rows += on_office31(runs["third"], "third run") + on_office31(fresh, "fourth run, without repetitions")
-    return guard_table(rows)
+def frozen_table() -> str:
+    return closed_set_table(load("office31-frozen.json")["rows"])
 
 
 def agreement_table(name: str = "agreement-digits.json") -> str:
@@ -563,8 +504,8 @@ TABLES = {
     "validators": validator_table,
     "throughput": throughput_table,
     "guard": guard_table,
-    "guard-fresh": fresh_guard_table,
-    "guard-blind": blind_guard_table,
+    "estimate": estimate_table,
+    "office31-frozen": frozen_table,
     **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,

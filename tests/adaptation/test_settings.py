@@ -125,7 +125,8 @@ def test_schedules_by_method_and_facts(method, settings, scratch, pretrained):
         ({"open_set": True}, "separation", 1.0, 0.0),
         ({"open_set": True, "separation": 0.5}, "separation", 0.5, 0.5),
         ({"separation": 0.5}, "separation", 0.0, 0.0),
-        ({}, "backbone_lr_scale", 1.0, 0.1),
+        ({}, "tune", "all", "auto"),
+        ({"tune": "all"}, "backbone_lr_scale", 1.0, 0.1),
         ({"backbone_lr_scale": 0.3}, "backbone_lr_scale", 0.3, 0.3),
         ({"method": "shot"}, "pseudo_label_weight", 0.1, 0.3),
         ({"method": "shot", "pseudo_label_weight": 0.2}, "pseudo_label_weight", 0.2, 0.2),
@@ -139,10 +140,14 @@ def test_what_pretrained_weights_decide(given, name, scratch, pretrained):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_left_open_and_what_is_recorded_makes_the_same_run(method):
-    """But for what the source model brings along: its views and its posterior."""
+    """But for what the source model brings along (its views and its posterior), and what is decided by a look at the
+    target: how much of a pretrained backbone moves."""
     for setting in ("closed", "open", "partial"):
         for pretrained in (SCRATCH, PRETRAINED):
             found = chosen(pretrained, method=method, setting=setting)
+            if found["tune"] == "auto":
+                assert pretrained == PRETRAINED
+                found = chosen(pretrained, method=method, setting=setting, tune="new")
             assert {k for k, v in found.items() if v is None} <= {"augment", "prior", "damping"}
             again = resolve(found, pretrained=not pretrained, classes=100)
             assert recorded_settings(*again) == found

@@ -110,11 +110,10 @@ class Loop:
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
 
     def tell(self, epoch: int, figures: dict[str, Any]) -> None:
-        """Say that `epoch` epochs of this stage are done, and what the last one gave; a run of several stages has
-        "epoch" and "epochs" of its own among the figures."""
+        """Say that `epoch` epochs of this stage are done, and what the last one gave."""
         if self.progress is not None:
             shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
-            self.progress(epoch * self.batches, self.steps, {"epoch": epoch, "epochs": self.stage.epochs, **shown})
+            self.progress(epoch * self.batches, self.steps, {**shown, "epoch": epoch, "epochs": self.stage.epochs})
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""

@@ -153,9 +153,7 @@ def save_run(folder: Path, model: AdaptedModel, data: ImageData, settings: dict[
     write_yaml(folder / "config.yaml", config)
     events = [{"event": "epoch", **record} for record in model.history["records"]]
     guard = model.history["guard"]
-    events.append(
-        {"event": "kept", "epoch": guard["kept_epoch"], "of": model.history["epochs"], "reason": guard["reason"]}
-    )
+    events.append({"event": "kept", "epoch": guard["epoch"], "of": model.history["epochs"], "reason": guard["reason"]})
     write_text(folder / "log.jsonl", "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder / "metrics.json", adaptation_metrics(model, data))
     save_samples(folder, model, data)

@@ -1,0 +1,168 @@
+"""What moves: frozen backbones, cached features, the ladder, and the witness."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import usfan
+from lookalikes import picture
+from usfan.adaptation.ladder import decide
+from usfan.adaptation.witness import choose_judge, choose_witness, has_witness
+from usfan.compute.features import features_of
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.config import RuntimeConfig
+from usfan.errors import ConfigError
+from usfan.models.backbones import create_backbone, weights_hash
+
+CLASSES = ("a", "b", "c")
+TINY = {"epochs": 2, "batch_size": 8, "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("explained", "per_class", "tune"), [(0.6, 500, "new"), (0.5, 10, "new"), (0.3, 99, "new"), (0.3, 100, "all")]
+)
+def test_the_rule(explained, per_class, tune):
+    rung = decide(explained, per_class)
+    assert rung.tune == tune
+    assert rung.backbone_lr_scale == (0.01 if tune == "all" else None)
+
+
+def squares(images: int = 12, domain: int = 3) -> usfan.ImageData:
+    labels = np.tile(np.arange(3), images)
+    pixels = np.stack([picture(int(label), domain, i, 64) for i, label in enumerate(labels)])
+    return usfan.ImageData(pixels, labels=labels, classes=CLASSES, name="squares")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    """Weights of a small timm network, as a user's file."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "net.pth"
+    torch.save(create_backbone("test_resnet", "none").module.state_dict(), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def source(weights) -> usfan.SourceModel:
+    settings = {"backbone": "test_resnet", "pretrained": weights, "bottleneck": 16, **TINY, "epochs": 4}
+    return usfan.train_source(squares(domain=0), **settings)
+
+
+def test_pretrained_backbones_stay_as_they_are(source, weights):
+    assert source.summary["tune"] == "new"
+    assert source.architecture["pretrained"]["from"] == "file"
+    fresh = create_backbone("test_resnet", weights).module
+    assert weights_hash(source.classifier.backbone) == weights_hash(fresh) == source.architecture["pretrained"]["hash"]
+
+
+def test_a_frozen_run_moves_the_bottleneck_only(source):
+    model = usfan.adapt(source, squares(), "shot", tune="new", guard=False, **TINY)
+    moved = {
+        k for k, v in model.classifier.state_dict().items() if not torch.equal(v, source.classifier.state_dict()[k])
+    }
+    assert moved
+    assert all(name.startswith("bottleneck.") for name in moved)
+
+
+def test_cached_features_are_those_of_the_backbone(source):
+    runtime = start_runtime(None)
+    store = engine_store(squares(), source.spec, runtime)
+    features = features_of(source.classifier, store, source.spec, runtime)
+    from usfan.data.views import test_view
+
+    with torch.no_grad():
+        expected = source.classifier.backbone.eval()(test_view(store.pixels, source.spec))
+    torch.testing.assert_close(features.pixels, expected, rtol=1e-4, atol=1e-5)
+    assert features.labels is store.labels
+
+
+def test_features_may_be_given_and_give_the_same_run(source):
+    runtime = start_runtime(None)
+    store = features_of(source.classifier, engine_store(squares(), source.spec, runtime), source.spec, runtime)
+    one = usfan.adapt(source, store, "shot", guard=False, **TINY)
+    other = usfan.adapt(source, squares(), "shot", tune="new", guard=False, **TINY)
+    assert torch.equal(one.passes.after.probs, other.passes.after.probs)
+
+
+def test_features_of_other_weights_are_never_used(source, tmp_path):
+    folder = tmp_path / "images"
+    from small_runs import class_folder
+
+    class_folder(folder)
+    runtime = start_runtime(RuntimeConfig(cache=str(tmp_path / "cache"), workers=0))
+    store = engine_store(usfan.ImageData(folder), source.spec, runtime)
+    assert store.key is not None
+    first = features_of(source.classifier, store, source.spec, runtime)
+    (kept,) = (tmp_path / "cache").glob("*.features")
+    again = features_of(source.classifier, store, source.spec, runtime)
+    assert torch.equal(first.pixels, again.pixels)
+    torch.manual_seed(1)
+    other = dataclasses.replace(source, classifier=source.classifier)
+    network = create_backbone("test_resnet", "none").module
+    from usfan.compute.features import BackboneAlone
+
+    third = features_of(BackboneAlone(network, channels_last=False), store, other.spec, runtime)
+    assert not torch.allclose(first.pixels, third.pixels)
+    assert len(list((tmp_path / "cache").glob("*.features"))) == 2
+    kept.write_bytes(kept.read_bytes()[:-10])  # damaged: built anew
+    assert torch.equal(features_of(source.classifier, store, source.spec, runtime).pixels, first.pixels)
+
+
+def test_the_models_own_backbone_is_the_witness(source):
+    witness = choose_witness("auto", source)
+    assert witness is not None
+    assert witness.own
+    assert has_witness(source.architecture, source.summary)
+    model = usfan.adapt(source, squares(), **TINY)
+    assert model.method == "u-sfan++"
+    assert model.history["tune"]["tune"] == "new"
+
+
+def test_the_judge_is_not_the_network_that_was_trained_on(source):
+    used = {source.architecture["pretrained"]["hash"]}
+    judge = choose_judge(source, used)
+    assert judge is None or judge.hash not in used
+
+
+def test_a_witness_that_cannot_be_had_is_one_clear_line(source, tmp_path):
+    with pytest.raises(ConfigError, match="no pretrained weights for 'resnet18'"):
+        usfan.adapt(source, squares(), "u-sfan++", witness="resnet18", **TINY)
+    with pytest.raises(ConfigError, match="needs a witness"):
+        usfan.adapt(source, squares(), "u-sfan++", witness="none", **TINY)
+    wrong = tmp_path / "wrong.pth"
+    torch.save({"weight": torch.zeros(3)}, wrong)
+    with pytest.raises(ConfigError, match="does not fit"):
+        usfan.adapt(source, squares(), "u-sfan++", witness=f"test_resnet:{wrong}", **TINY)
+
+
+def test_networks_from_scratch_have_no_witness_and_move_as_a_whole():
+    grey = np.stack([picture(i % 3, 0, i, 28, grey=True) for i in range(24)])
+    data = usfan.ImageData(grey, labels=np.arange(24) % 3, classes=CLASSES)
+    model = usfan.train_source(data, backbone="digits-cnn", bottleneck=8, **TINY)
+    assert model.summary["tune"] == "all"
+    assert choose_witness("auto", model) is None
+    adapted = usfan.adapt(model, data, **TINY)
+    assert adapted.method == "u-sfan"
+    assert adapted.history["settings"]["tune"] == "all"
+
+
+def test_several_processes_compute_their_own_features(source):
+    """Each process passes over its own batches; the sum is the whole table."""
+    runtime = start_runtime(None)
+    store = engine_store(squares(), source.spec, runtime)
+    whole = features_of(source.classifier, store, source.spec, runtime).pixels
+    from usfan.compute.features import BackboneAlone, fill
+
+    alone = BackboneAlone(source.classifier.backbone, channels_last=False).eval()
+
+    class Pair(Runtime):
+        def total(self, values):
+            return values
+
+    parts = [
+        fill(alone, store, source.spec, Pair(runtime.device, rank=rank, world=2), whole.shape[1]) for rank in (0, 1)
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], whole)

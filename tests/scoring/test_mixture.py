@@ -1,0 +1,140 @@
+"""The mixture against naive loops in float64, and the monotone fall of its free energy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from usfan.errors import UsfanError
+from usfan.scoring import mixture as mx
+
+
+def made(seed: int, n: int = 60, k: int = 4, d: int = 5, sharp: float = 2.0):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(k, (n,), generator=g)
+    centres = 2.5 * torch.randn(k, d, generator=g)
+    points = centres[labels] + torch.randn(n, d, generator=g)
+    points = points - points.mean(0)
+    logits = torch.randn(n, k, generator=g)
+    logits[torch.arange(n), labels] += sharp
+    return points, logits.log_softmax(1), labels
+
+
+def naive_normal(u, mean, cov):
+    x = u - mean
+    return -0.5 * float(x @ torch.linalg.inv(cov) @ x) - 0.5 * float(torch.logdet(cov))
+
+
+def naive_round(points, names, r, lam, b, outlier):
+    """One M-step for the clusters, an E-step, and F, by loops."""
+    u, n, d, k = points.double(), len(points), points.shape[1], names.shape[1]
+    second = sum(torch.outer(x, x) for x in u)
+    s2 = float(second.trace()) / (n * d)
+    eye = torch.eye(d, dtype=torch.float64)
+    total = (second + d * s2 * eye) / (n + d)
+    mass = [sum(float(r[i, c]) for i in range(n)) for c in range(k)]
+    means = [sum(float(r[i, c]) * u[i] for i in range(n)) / (mass[c] + 1) for c in range(k)]
+    cov = d * s2 * eye
+    for c in range(k):
+        cov = cov + torch.outer(means[c], means[c])  # the prior's image at the origin
+        for i in range(n):
+            cov = cov + float(r[i, c]) * torch.outer(u[i] - means[c], u[i] - means[c])
+    cov = cov / (sum(mass) + d)
+    new, likelihood = torch.zeros(n, k + outlier, dtype=torch.float64), 0.0
+    for i in range(n):
+        evidence = [lam * float(names[i, c]) + float(b[c]) for c in range(k)]
+        log_p = [naive_normal(u[i], means[c], cov) for c in range(k)]
+        if outlier:
+            evidence.append(lam * -math.log(k) + float(b[k]))
+            log_p.append(naive_normal(u[i], torch.zeros(d, dtype=torch.float64), total))
+        norm = sum(math.exp(e) for e in evidence)
+        joint = [math.exp(e) / norm * math.exp(p) for e, p in zip(evidence, log_p, strict=True)]
+        likelihood += math.log(sum(joint))
+        new[i] = torch.tensor(joint) / sum(joint)
+    inverse = torch.linalg.inv(cov)
+    prior = 0.5 * float(b.square().sum()) + 0.5 * sum(float(m @ inverse @ m) for m in means)
+    prior += 0.5 * d * (float(torch.logdet(cov)) + s2 * float(inverse.trace()))
+    return torch.stack(means), cov, new, (prior - likelihood) / n
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+def test_one_round_equals_the_naive_loops(outlier):
+    points, names, _ = made(0)
+    fit = mx.fit_mixture(points, names, outlier=outlier, rounds=1)
+    r = mx.gate_logits(names, 1.0, torch.zeros(4 + outlier, dtype=torch.float64)).softmax(1)
+    lam, b = fit.mixture.reliability, fit.mixture.bias
+    means, cov, new, energy = naive_round(points, names, r.float(), lam, b, outlier)
+    found = fit.mixture.cholesky @ fit.mixture.cholesky.T
+    torch.testing.assert_close(fit.mixture.means, means, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found, cov, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(fit.responsibilities.double(), new, rtol=1e-4, atol=1e-6)
+    assert fit.free_energy[0] == pytest.approx(energy, rel=1e-8)
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_free_energy_never_rises(seed, outlier):
+    points, names, _ = made(seed, n=200, k=5, d=8, sharp=1.0)
+    energy = mx.fit_mixture(points, names, outlier=outlier, rounds=40, tolerance=-1.0).free_energy
+    assert len(energy) == 40
+    # responsibilities are stored in float32, hence the slack
+    assert all(after <= before + 1e-7 for before, after in itertools.pairwise(energy))
+
+
+def test_gate_derivatives_equal_autograd():
+    _, names, _ = made(1)
+    r = torch.rand(60, 5, dtype=torch.float64).softmax(1)
+    bias = torch.randn(5, dtype=torch.float64) * 0.3
+
+    def objective(theta):
+        padded = torch.cat([names.double(), torch.full((60, 1), -math.log(4), dtype=torch.float64)], 1)
+        return (r * (theta[0] * padded + theta[1:]).log_softmax(1)).sum() - 0.5 * theta[1:].square().sum()
+
+    theta = torch.cat([torch.tensor([1.3], dtype=torch.float64), bias])
+    gradient, hessian = mx.gate_derivatives(names, r, 1.3, bias)
+    torch.testing.assert_close(gradient, torch.autograd.functional.jacobian(objective, theta))
+    expected = -torch.autograd.functional.hessian(objective, theta)
+    expected[0, 0] += 1e-6
+    torch.testing.assert_close(hessian, expected)
+    assert mx.gate_objective(names, r, 1.3, bias) == pytest.approx(float(objective(theta)))
+
+
+def test_reliability_follows_the_quality_of_the_names():
+    points, good, labels = made(3, n=400, sharp=3.0)
+    noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(5)).log_softmax(1)
+    bad = torch.where(torch.rand(400, 1, generator=torch.Generator().manual_seed(6)) < 0.3, good, noise)
+    trusted, doubted = mx.fit_mixture(points, good), mx.fit_mixture(points, bad)
+    assert trusted.mixture.reliability > doubted.mixture.reliability
+    assert float((doubted.responsibilities.argmax(1) == labels).float().mean()) > 0.9
+
+
+def test_chunks_change_nothing(monkeypatch):
+    points, names, _ = made(2)
+    whole = mx.fit_mixture(points, names, outlier=True)
+    monkeypatch.setattr(mx, "CHUNK", 7)
+    parts = mx.fit_mixture(points, names, outlier=True)
+    torch.testing.assert_close(whole.responsibilities, parts.responsibilities, rtol=1e-4, atol=1e-6)
+
+
+def test_one_image_alone_is_judged_as_in_the_fit():
+    points, names, _ = made(2)
+    fit = mx.fit_mixture(points, names, outlier=True)
+    alone = mx.responsibilities(fit.mixture, points[3:4], names[3:4])
+    torch.testing.assert_close(alone[0], fit.responsibilities[3])
+
+
+def test_absent_classes_lose_their_share():
+    points, names, labels = made(4, n=400, k=6, d=6, sharp=2.0)
+    present = labels < 3
+    fit = mx.fit_mixture(points[present], names[present], rounds=50)
+    assert float(fit.shares[3:].sum()) < 0.02
+
+
+def test_bad_input_is_named():
+    with pytest.raises(UsfanError, match="same N"):
+        mx.fit_mixture(torch.zeros(3, 2), torch.zeros(4, 2))
+    with pytest.raises(UsfanError, match="not finite"):
+        mx.fit_mixture(torch.full((3, 2), math.nan), torch.zeros(3, 2))
