@@ -68,9 +68,9 @@ def test_broken_images_are_named_counted_and_left_out(command, model, broken, tm
     (skipped,) = [event for event in events if event["event"] == "skipped"]
     assert skipped["count"] == 3
     assert skipped["files"] == {
-        str(broken / "class-0/001.png"): "empty file",
-        str(broken / "class-1/003.jpg"): "truncated",
-        str(broken / "class-2/notes.jpeg"): "not an image of a known format",
+        "class-0/001.png": "empty file",
+        "class-1/003.jpg": "truncated",
+        "class-2/notes.jpeg": "not an image of a known format",
     }
 
 

@@ -138,7 +138,7 @@ def save_adaptation(folder: RunFolder, model: AdaptedModel, data: Any, *, open_s
     data = data.for_model(model.classes, open_set=open_set)
     model.save(folder.path)
     if model.alternative is not None:
-        model.alternative.save(folder.path / "adapted")
+        model.alternative.save(folder.inside("adapted"))
     metrics = adaptation_metrics(model, data, open_set=open_set) | write_changes(folder.path, model, data)
     save_samples(folder.path, model, data)
     folder.save_metrics(metrics)

@@ -9,8 +9,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from usfan.config_checks import at_least, between, check_prior, check_seed, is_number, one_of
-from usfan.errors import ConfigError
+from usfan.config_checks import (
+    MOST_RATE,
+    at_least,
+    between,
+    check_prior,
+    check_seed,
+    is_number,
+    one_of,
+)
+from usfan.errors import ConfigError, shown
 from usfan.field_docs import field_docs as field_docs
 
 T = TypeVar("T")
@@ -89,9 +97,8 @@ class OptimiserConfig:
 
     def __post_init__(self) -> None:
         at_least("batch_size", self.batch_size, 2)
-        at_least("lr", self.lr, 0)
-        at_least("momentum", self.momentum, 0)
-        at_least("weight_decay", self.weight_decay, 0)
+        for name in ("lr", "momentum", "weight_decay"):
+            between(name, getattr(self, name), 0, MOST_RATE)
 
 
 @dataclass(frozen=True)
@@ -195,14 +202,14 @@ def read_preset(name: str, command: str) -> dict[str, Any]:
     """The settings of a preset for `train` or `adapt`: a file in `usfan/presets`."""
     from importlib import resources
 
-    import yaml
+    from usfan.files import parse_yaml
 
-    folder = resources.files("usfan.presets")
-    names = ["default", *sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if ".yaml" in item.name)]
+    presets = resources.files("usfan.presets")
+    names = ["default", *sorted(item.name.removesuffix(".yaml") for item in presets.iterdir() if ".yaml" in item.name)]
     one_of("preset", name, tuple(names))
     if name == "default":
         return {}
-    return yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")).get(command) or {}
+    return parse_yaml(presets.joinpath(f"{name}.yaml").read_bytes()).get(command) or {}
 
 
 def make_config(kind: type[T], given: dict[str, Any]) -> T:
@@ -220,7 +227,7 @@ def unknown_setting(name: str, known: Collection[str], otherwise: str) -> Config
     """The name may be a stranger's: it is shown escaped, and cut."""
     near = difflib.get_close_matches(name[:80], sorted(known), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else otherwise
-    return ConfigError(f"unknown setting {reprlib.repr(name)}: {hint}")
+    return ConfigError(f"unknown setting '{shown(name, 80)}': {hint}")
 
 
 class Typed(Protocol):

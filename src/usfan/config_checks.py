@@ -7,6 +7,11 @@ import reprlib
 
 from usfan.errors import ConfigError
 
+PRIORS = (1e-30, 1e30)
+TEMPERATURES = (1e-3, 1e3)
+MOST_RATE = 1e30
+"""Learning rates, momentum and decay: what float32 holds, with room for a product."""
+
 
 def is_number(text: str) -> bool:
     try:
@@ -41,5 +46,7 @@ def check_seed(seed: int) -> None:
 def check_prior(prior: float | str) -> None:
     if isinstance(prior, str):
         one_of("prior", prior, ("evidence", "weight-decay"))
-    elif not 0 < prior < float("inf"):
-        raise ConfigError(f"the prior precision must be a positive number; got {prior}")
+    elif not PRIORS[0] <= prior <= PRIORS[1]:
+        raise ConfigError(
+            f"the prior precision must be a positive number, from {PRIORS[0]} to {PRIORS[1]}; got {prior}"
+        )

@@ -1,4 +1,10 @@
-"""Errors a user can mend. The command line prints them as one line and exits with 2; any other exception is a fault."""
+"""Errors a user can mend, and how they quote a stranger's text.
+
+The command line prints a `UsfanError` as one line and exits with 2; any other exception is a fault.
+"""
+
+LONGEST = 2_000
+"""Characters of a message."""
 
 
 class UsfanError(ValueError):
@@ -15,3 +21,29 @@ class ConfigError(UsfanError):
 
 class ArtifactError(UsfanError):
     """A model folder is not what it should be; the message names the file and the field."""
+
+
+def shown(text: object, most: int = LONGEST) -> str:
+    """Text as a terminal, a log or a table may hold it: one line, no character that a terminal acts on, cut at `most`.
+
+    Bytes of a file name that are not UTF-8 (surrogates, in Python) become \\xNN.
+    """
+    given = str(text)
+    cut = given[: most + 1]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else _escaped(c) for c in cut)
+    return cut if len(cut) <= most else cut[: most - 1] + "…"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """A MemoryError, or what torch, the loader of its libraries and threads say when there is none."""
+    words = ["not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc"]
+    words += ["failed to map segment", "can't start new thread", "resource temporarily unavailable"]
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    return ascii(character)[1:-1]

@@ -1,21 +1,220 @@
-"""Files that are whole or absent: written beside, brought to the disk, then renamed."""
+"""Files in folders that may be a stranger's: nothing outside the folder, nothing out of proportion.
+
+A folder is opened once, and each fixed name inside it relative to that descriptor. A link at such a name is never
+followed, neither to read nor to write; only regular files are opened, and only up to a limit in bytes. JSON and YAML
+are measured before they are parsed. Files are whole or absent: written beside, brought to the disk, then renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from usfan.errors import ConfigError
+from usfan.errors import ArtifactError, ConfigError, shown
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
     from torch import Tensor
+
+MOST_JSON = 256 << 20
+"""Bytes of a JSON file: the paths of two million images."""
+MOST_PARSED = 768 << 20
+"""Bytes that a parsed JSON file may take, as estimated from its characters."""
+MOST_YAML = 64 << 10
+"""Bytes of a YAML file: settings by name. A parser written in Python takes seconds for more."""
+MOST_TEXT = 256 << 20
+"""Bytes of a log or a list."""
+PARTS = re.compile(r"\..*\.part|\.tmp\w{6}")
+"""What killed writers leave: ours, and safetensors' own."""
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class NotAFile(ArtifactError):
+    """A fixed name is missing, or is a link, a folder, a pipe or a device."""
+
+
+class Folder:
+    """An open folder. The path itself is the user's, so links on the way to it are followed; links inside are not.
+
+    `shared` is a folder that links inside may point into: the cache of the Hugging Face Hub stores files once.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = False, shared: Path | None = None) -> None:
+        self.path, self.shared = Path(path), shared
+        if create:
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def inner(self, name: str, *, create: bool = False) -> Folder:
+        """A folder inside; one that is a link is refused."""
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=self.fd)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise NotAFile(f"{self.path / name}: not a folder but {self.kind(name)}: take it away") from None
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        made = object.__new__(Folder)
+        made.path, made.shared, made.fd = self.path / name, None, fd
+        return made
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def place(self) -> Path:
+        """A path to this very folder, for libraries that take paths: whatever its name stands for by now."""
+        own = Path(f"/dev/fd/{self.fd}")
+        return own if own.is_dir() else self.path
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.fd))
+
+    def kind(self, name: str) -> str:
+        """What lies at a name, in words."""
+        try:
+            mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
+        except OSError:
+            return "missing"
+        kinds = (
+            (stat.S_ISREG, "a file"),
+            (stat.S_ISLNK, "a link"),
+            (stat.S_ISDIR, "a folder"),
+            (stat.S_ISFIFO, "a pipe"),
+        )
+        return next((word for test, word in kinds if test(mode)), "a device")
+
+    def holds(self, name: str) -> bool:
+        """Whether a regular file lies at the name."""
+        return self.kind(name) == "a file" or (self.shared is not None and self._shared_file(name) is not None)
+
+    def _shared_file(self, name: str) -> Path | None:
+        if self.shared is None or self.kind(name) != "a link":
+            return None
+        real, root = os.path.realpath(self.path / name), os.path.realpath(self.shared)
+        return Path(real) if os.path.commonpath([real, root]) == root and os.path.isfile(real) else None
+
+    def open(self, name: str, most: int | None = None) -> BinaryIO:
+        """A regular file to read, of at most this many bytes."""
+        linked = self._shared_file(name)
+        try:
+            fd = os.open(linked, _READ) if linked is not None else os.open(name, _READ, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
+                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        return self._checked(fd, name, most, "rb")
+
+    def _why_not(self, name: str) -> str:
+        kind = self.kind(name)
+        return "no such file" if kind == "missing" else f"{kind}, not a regular file; links are not followed"
+
+    def _checked(self, fd: int, name: str, most: int | None, mode: str) -> BinaryIO:
+        status = os.fstat(fd)
+        problem: ArtifactError | None = None
+        if not stat.S_ISREG(status.st_mode):
+            problem = NotAFile(f"{self.path / name}: {self._why_not(name)}")
+        elif most is not None and status.st_size > most:
+            limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+            problem = ArtifactError(f"{self.path / name}: larger than {limit}")
+        elif mode != "rb" and status.st_nlink > 1:
+            problem = NotAFile(f"{self.path / name}: has a second name elsewhere (a hard link): copy the folder first")
+        if problem is not None:
+            os.close(fd)
+            raise problem
+        return os.fdopen(fd, mode)  # type: ignore[return-value]
+
+    def read(self, name: str, most: int) -> bytes:
+        with self.open(name, most) as file:
+            return file.read(most)
+
+    def in_place(self, name: str, *, append: bool) -> BinaryIO:
+        """A file to append to (made if missing) or to cut; no other name may lead to it."""
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR
+        try:
+            fd = os.open(name, flags, 0o644, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        return self._checked(fd, name, None, "ab" if append else "rb+")
+
+    def lock(self, name: str) -> int:
+        """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            handle = os.open(name, flags, 0o644, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    def remove(self, name: str) -> None:
+        """Of a link, the link goes."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def remove_parts(self) -> None:
+        """Remove what killed writers left here. Only for the holder of the folder's lock."""
+        remove_parts_of(self.fd)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """Write to the yielded path; it becomes the name in one step, on disk, or not at all. A link there goes."""
+        part = f".{name}.{secrets.token_hex(4)}.part"
+        path = self.path / name
+        try:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        given = self.place / part
+        try:
+            yield given
+            with self.open(part) as file:
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+            os.replace(part, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            with contextlib.suppress(OSError):
+                os.fsync(self.fd)
+        except OSError as error:
+            if error.filename not in (None, str(given), part, str(self.path / part)):
+                raise
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        finally:
+            self.remove(part)
+
+
+def remove_parts_of(folder: int) -> None:
+    """As `Folder.remove_parts`, for a descriptor."""
+    for name in os.listdir(folder):
+        if PARTS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
 
 
 def must_be_writable(folder: Path, flag: str = "--out") -> None:
@@ -29,38 +228,18 @@ def must_be_writable(folder: Path, flag: str = "--out") -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Write to the yielded path; it becomes `path` in one step, on disk, or not at all."""
-    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # what a link names is written, the link stays
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    os.close(handle)
-    part = Path(name)
-    try:
+def whole_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
+    """Write to the yielded path; it becomes `path` in one step, on disk, or not at all.
+
+    A link at the path is replaced. With `follow`, for a file that the user named, what the link names is written.
+    """
+    path = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
+    with Folder(path.parent, create=True) as folder, folder.replacing(path.name) as part:
         yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        part.chmod(0o644)
-        os.replace(part, path)
-        with contextlib.suppress(OSError):
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        if error.filename not in (None, name):
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    with whole_file(path) as part:
+def write_text(path: Path, text: str, *, follow: bool = False) -> None:
+    with whole_file(path, follow=follow) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -68,32 +247,116 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=True, default=str) + "\n")
 
 
+def write_yaml(path: Path, value: Any) -> None:
+    """Without aliases, which `read_yaml` refuses."""
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    write_text(path, yaml.dump(value, Dumper=Plain, sort_keys=False, allow_unicode=True))
+
+
+def append_line(path: Path, line: str) -> None:
+    """To a log, in one write."""
+    with Folder(path.parent) as folder, folder.in_place(path.name, append=True) as file:
+        file.write(line.encode() + b"\n")
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    with Folder(path.parent, create=True) as folder:
+        write_tensors_in(folder, path.name, tensors, metadata)
+
+
+def write_tensors_in(
+    folder: Folder, name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    ready = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    with whole_file(path) as part:
+    ready = {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()}
+    with folder.replacing(name) as part:
         try:
             save_file(ready, part, metadata)
         except SafetensorError as error:  # it hides the system's number in its text
             found = re.search(r"os error (\d+)", str(error))
             number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number), str(path)) from error
+            raise OSError(number, os.strerror(number), str(folder.path / name)) from error
 
 
-def read_yaml(path: Path) -> Any:
-    """A YAML file, which may be a stranger's. ValueError for what cannot be read, and for aliases, by which a few lines
-    name millions of values."""
+def parse_json(content: bytes, most: int = MOST_PARSED) -> Any:
+    """ValueError for what is no JSON, or would take too much memory: a list of empty lists takes 25 times its size."""
+    needed = len(content) * (3 if content.isascii() else 9)
+    needed += 100 * (content.count(b",") + content.count(b":")) + 300 * (content.count(b"[") + content.count(b"{"))
+    if needed > most:
+        raise ValueError(f"it would take about {needed >> 20} MiB of memory, over the limit of {most >> 20}")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(content: bytes) -> Any:
+    """ValueError for what is no YAML; aliases are refused, with which a few lines name millions of values."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Bounded(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("aliases (*name) are not allowed")
+            if self.check_event(yaml.events.AliasEvent):
+                raise ValueError("it holds an alias (*name), and aliases are not allowed: write the value out")
             return super().compose_node(parent, index)
 
+    if len(content) > MOST_YAML:
+        raise ValueError(f"it has {len(content)} bytes, over the limit of {MOST_YAML}")
+    loader = None
     try:
-        return Loader(path.read_text(encoding="utf-8")).get_single_data()
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        loader = Bounded(content.decode("utf-8"))
+        return loader.get_single_data()
+    except (yaml.YAMLError, RecursionError, TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ValueError(reason) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    """ArtifactError for a file that is missing, a link, too large, or no JSON."""
+    with Folder(path.parent) as folder:
+        return read_json_in(folder, path.name, most)
+
+
+def read_json_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
+    try:
+        return parse_json(folder.read(name, most))
+    except ArtifactError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{folder.path / name}: not readable as JSON: {shown(error, 300)}") from None
+
+
+def read_yaml_in(folder: Folder, name: str) -> Any:
+    try:
+        return parse_yaml(folder.read(name, MOST_YAML))
+    except ArtifactError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{folder.path / name}: not readable as YAML: {shown(error, 300)}") from None
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Of a file that the user named. OSError or ValueError if it cannot be read."""
+    return parse_yaml(read_named(path, MOST_YAML))
+
+
+def read_named(path: str | Path, most: int) -> bytes:
+    """A file that the user named: a link is followed, a pipe is read. Devices and what is too long are refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOCTTY)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"over the limit of {most} bytes", str(path))
+    return content

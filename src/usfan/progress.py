@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from usfan.errors import ConfigError
+from usfan.errors import shown as escaped
 
 PATIENCE = 2.0
 """Seconds before anything is shown."""
@@ -214,20 +215,20 @@ def for_api(progress: Any, label: str, batch_size: int) -> Iterator[StepProgress
 
 
 def say(line: str) -> None:
-    """A line for the user, as it is: on standard error, unless silence was asked for."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    """A line for the user, in which a stranger's names may be: on standard error, unless silence was asked for."""
+    console.print(escaped(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_metrics(metrics: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title, style="table.title"))  # a path with brackets in it is no mark-up
+    table = Table(title=Text(escaped(title), style="table.title"))  # a path with brackets in it is no mark-up
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            table.add_row(name.replace("_", " "), figure(value))
+            table.add_row(Text(escaped(name.replace("_", " "), 80)), figure(value))
     console.print(table)
 
 

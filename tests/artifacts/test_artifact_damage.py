@@ -155,7 +155,7 @@ def test_other_tables_of_classes(refuse, folder, edit_config):
     refuse(folder, "model.safetensors", "'head.bias' has shape (3,), expected (2,)")
     edit_config("classes", [str(i) for i in range(100_000)])
     edit_config("samples", 200)
-    refuse(folder, "samples must be a whole number from 1 to 167")
+    refuse(folder, "samples must be a whole number from 1 to 128")
 
 
 def test_a_large_config_allocates_nothing(refuse, folder, edit_config):

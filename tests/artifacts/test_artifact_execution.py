@@ -16,6 +16,7 @@ SOURCES = sorted(Path(usfan.__file__).parent.rglob("*.py"))
 FORBIDDEN = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load"}
 
 WATCHER = """
+import os
 import sys
 from pathlib import Path
 
@@ -23,12 +24,14 @@ import usfan
 
 folder = Path(sys.argv[1]).resolve()
 seen, quiet = [], True
+FILES = ("config.json", "model.safetensors", "posterior.safetensors")
 HARM = ("pickle.", "marshal.", "exec", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.", "socket.",
         "ctypes.", "import")
 
 def hook(event, arguments):
-    if event == "open" and str(arguments[0]).startswith(str(folder)):
-        seen.append(("open", Path(arguments[0]).name, arguments[1]))
+    if event == "open" and (str(arguments[0]).startswith(str(folder)) or str(arguments[0]) in FILES):
+        write = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        seen.append(("open", Path(arguments[0]).name, "w" if write else "r"))
     elif not quiet and event.startswith(HARM):
         seen.append((event, str(arguments)[:200]))
     elif event == "pickle.find_class":
@@ -69,8 +72,9 @@ def test_loading_executes_nothing(folder):
     done = subprocess.run([sys.executable, "-c", WATCHER, str(folder)], capture_output=True, text=True, check=True)
     events = ast.literal_eval(done.stdout)
     assert {event[0] for event in events} == {"open"}, events
-    assert {event[1] for event in events} <= {"config.json", "model.safetensors", "posterior.safetensors"}
-    assert {event[2] for event in events} <= {"r", "rb"}
+    # The folder by its name, and each file by its own, relative to it.
+    assert {event[1] for event in events} == {folder.name, "config.json", "model.safetensors", "posterior.safetensors"}
+    assert {event[2] for event in events} == {"r"}
 
 
 def test_code_beside_the_model_is_not_touched(folder):

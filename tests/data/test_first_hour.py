@@ -215,6 +215,6 @@ def test_a_class_folder_whose_name_is_not_utf8(tmp_path, make_picture):
         folder = os.path.join(os.fsencode(tmp_path), name)
         os.mkdir(folder)
         Image.fromarray(make_picture(0)).save(os.path.join(os.fsdecode(folder), "a.png"))
-    with pytest.raises(DataError, match=r"a class whose name is not UTF-8 \('caf\\udce9'\): rename its folder"):
+    with pytest.raises(DataError, match=r"a class whose name is not UTF-8 \('caf\\xe9'\): rename its folder"):
         usfan.ImageData(tmp_path)
     assert len(usfan.ImageData(tmp_path, unlabelled=True)) == 2

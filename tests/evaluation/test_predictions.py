@@ -130,7 +130,7 @@ def test_a_file_name_that_is_not_utf8(model, photos, tmp_path):
     with open(photos / "100CANON" / "IMG_0.png", "rb") as good, open(name, "wb") as odd:
         odd.write(good.read())
     assert write_predictions(tmp_path / "table.csv", model, usfan.ImageData(folder)) == 1
-    assert rows_of(tmp_path / "table.csv")[0]["path"].endswith("caf\\udce9.png")
+    assert rows_of(tmp_path / "table.csv")[0]["path"].endswith("caf\\xe9.png")
     write_predictions(tmp_path / "table.jsonl", model, usfan.ImageData(folder), json_lines=True)
     record = json.loads((tmp_path / "table.jsonl").read_text())
     assert os.fsencode(record["path"]) == name

@@ -113,6 +113,47 @@ def supply_table() -> str:
     return markdown(["suite", "Python", "packages", "passed", "failed", "skipped"], lines)
 
 
+def hostile_table() -> str:
+    names = {
+        "models": "model folders",
+        "configs": "valid configs, loaded",
+        "reports": "run folders, `report`",
+        "resumed": "run folders, `--resume`",
+        "folders": "data folders",
+        "lists": "lists",
+        "settings": "`--config` files",
+        "weights": "weights",
+        "archives": "archives",
+        "images": "images",
+    }
+    kinds = load("hostile")["kinds"]
+    lines = [
+        [
+            names[kind],
+            number(own["cases"]),
+            own["failures"],
+            f"{own['slowest_cpu_seconds']:.1f} s",
+            f"{own['slowest_wall_seconds']:.1f} s",
+            f"{own['most_mib_above_base']:.0f} MiB",
+            ", ".join(f"{number(n)} {name}" for name, n in own["outcomes"].items()),
+        ]
+        for kind, own in kinds.items()
+    ]
+    return markdown(["what", "cases", "failures", "slowest, CPU", "slowest, wall", "most memory", "outcomes"], lines)
+
+
+def signals_table() -> str:
+    header = ["command", "signals", "failures", "slowest end", "tracebacks", "half-written", "resumed", "same bits"]
+    names = ("tracebacks", "half_written", "resumed", "bit_identical")
+    return markdown(
+        header,
+        [
+            [name, own["signals"], own["failures"], f"{own['slowest_end_seconds']:.1f} s", *(own[n] for n in names)]
+            for name, own in load("signals")["commands"].items()
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fuzz": fuzz_table,
     "fuzz-kinds": fuzz_kinds_table,
@@ -120,6 +161,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "disk": disk_table,
     "soak": soak_table,
     "supply": supply_table,
+    "hostile": hostile_table,
+    "signals": signals_table,
 }
 
 

@@ -129,7 +129,7 @@ def test_a_config_file_of_aliases_is_refused_without_growing(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     (tmp_path / "laughs.yaml").write_text("\n".join([*lines, "epochs: *a9"]))
-    with pytest.raises(ConfigError, match=r"laughs\.yaml: aliases"):
+    with pytest.raises(ConfigError, match=r"laughs\.yaml: it holds an alias"):
         read_settings("methods", {"config": str(tmp_path / "laughs.yaml")})
     (tmp_path / "nested.yaml").write_text("epochs: [[1], {a: 2}]")
     with pytest.raises(ConfigError, match="must be a value, or a list of values"):

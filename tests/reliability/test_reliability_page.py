@@ -42,6 +42,9 @@ def test_the_saved_figures_are_those_of_runs_that_passed():
     fuzz = load("fuzz")
     assert (fuzz["artifacts"]["cases"], fuzz["images"]["cases"]) == (20_000, 5_000)
     assert not any(fuzz[what][name] for what in ("artifacts", "images") for name in ("failures", "over_2_seconds"))
+    assert load("hostile")["passed"]
+    assert load("hostile")["cases"] >= 20_000
+    assert load("signals")["passed"]
     kill = load("kill")
     assert kill["kills"] >= 50
     assert all(map(kill_passed, kill["stages"].values()))

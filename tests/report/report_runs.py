@@ -11,6 +11,7 @@ from torch import Tensor
 
 from usfan.adaptation.settings import recorded_settings, resolve
 from usfan.evaluation.metrics import calibration_metrics, classification_metrics
+from usfan.evaluation.samples import mark_of
 from usfan.files import write_json, write_tensors
 from usfan.runs.folder import RunFolder
 from usfan.scoring.validators import validate
@@ -97,7 +98,9 @@ def write_adapt_run(
         run.save_metrics(metrics)
     write_tensors(path / "samples.safetensors", tensors)
     paths = write_images(path.parent / "images", N) if images else None
-    write_json(path / "samples.json", {"paths": paths, "classes": names, "temperature": 0.4})
+    (path / ".lock").touch()
+    described = {"paths": paths, "classes": names, "temperature": 0.4, "made": mark_of(path)}
+    write_json(path / "samples.json", described)
     return path
 
 

@@ -26,6 +26,7 @@ from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
 from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
+from usfan.artifacts.schema import check_draws
 from usfan.compute.accelerate.layers import accelerated, settle_layout
 from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Loop, Progress
@@ -46,7 +47,7 @@ from usfan.data.cache import PixelStore
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
-from usfan.runs.folder import Checkpoint, RunFolder, load_checkpoint
+from usfan.runs.folder import Checkpoint, RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.structure import evenly_spaced
 from usfan.scoring.validators import validate
@@ -73,6 +74,7 @@ def adapt(
     given = {"method": method, **settings, **({"witness": witness} if isinstance(witness, str) else {})}
     available = isinstance(witness, Tensor) or has_witness(source.architecture, source.summary)
     config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes), witness=available)
+    check_draws(config.samples, len(source.classes))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     if isinstance(data, PixelStore):
         images = dataclasses.replace(data, labels=None, classes=None)
@@ -359,8 +361,13 @@ class Adaptation:
         found: Checkpoint | None = load_checkpoint(self.folder, self.runtime)
         if found is None:
             return 0
-        epoch, tensors, state = found
+        assert self.folder is not None
+        with self.folder.restoring():
+            return self.restore(*found)
+
+    def restore(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         self.guard.restore(state["guard"], {k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+        must_fit(self.guard.state, self.classifier)
         number, own = self.stage_at(epoch)
         self.enter(number)
         if own == 0:  # a new stage has no momentum, and terms of its own
@@ -369,9 +376,9 @@ class Adaptation:
         for place, term in enumerate(self.terms if own else ()):
             mark = f"term.{place}."
             term.restore({k.removeprefix(mark): v for k, v in tensors.items() if k.startswith(mark)})
-        self.records = state["records"][:-1]
-        last = state["records"][-1]
-        self.pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
+        *self.records, last = checked_records(state["records"])
+        pending = {k: v for k, v in last.items() if k not in ("epoch", "validators", "weight_mean")}
+        self.pending = {str(k): float(v) for k, v in pending.items()}
         return epoch
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.facts import Facts
-from usfan.config_checks import one_of
+from usfan.config_checks import TEMPERATURES, between, one_of
 from usfan.errors import ConfigError
 from usfan.posterior.predictive import certainty_weights
 from usfan.posterior.uncertainty import Uncertainty
@@ -49,6 +49,7 @@ class Certainty:
         one_of("refresh", self.refresh, ("epoch", "step"))
         if not self.temperature > 0:
             raise ConfigError(f"temperature must be positive; got {self.temperature}")
+        between("temperature", self.temperature, *TEMPERATURES)
         if self.balance and not self.normalise_weights:
             raise ConfigError("balance divides the weights by their mean, normalise_weights=off forbids it: choose one")
         if self.refresh == "step" and (self.balance or self.anneal):

@@ -58,8 +58,12 @@ class Look:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Look:
-        intervals = {name: Interval(**stored[name]) for name in ("near", "wide")}
-        return cls(**{**stored, **intervals, "structure": tuple(stored["structure"])})
+        """Raises if it holds something else than numbers."""
+        intervals = {name: Interval(**{k: float(v) for k, v in stored[name].items()}) for name in ("near", "wide")}
+        before, after = map(float, stored["structure"])
+        changed, names, collapsed = float(stored["changed"]), float(stored["names"]), stored["collapse"]
+        reason = None if collapsed is None else str(collapsed)
+        return cls(int(stored["epoch"]), changed, **intervals, names=names, structure=(before, after), collapse=reason)
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,8 @@ class Guard:
     def restore(self, stored: dict[str, Any], state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint: its history but for the last look, which is taken again, and its weights."""
         self.history = [Look.from_dict(look) for look in stored["history"]][:-1]
+        if not self.history or self.history[0].epoch != 0 or self.history[0].collapse:
+            raise ValueError("its history does not begin with the source model")
         self.state = state
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from usfan.errors import shown
+
 
 def model_card(config: dict[str, Any]) -> str:
     architecture, spec, posterior = config["architecture"], config["input"], config["posterior"]
@@ -14,8 +16,8 @@ def model_card(config: dict[str, Any]) -> str:
         loading = "Load it with `usfan.SourceModel.load(folder, module=…)`: only the module's tensors are stored."
     prior = f"{posterior['prior_precision']:.4g} ({posterior['prior']}, {posterior['damping']} damping)"
     names = config["classes"]
-    shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    kind = "source model" if config["kind"] == "source" else f"model adapted by {config['method']}"
+    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    kind = "source model" if config["kind"] == "source" else f"model adapted by {_cell(config['method'])}"
     lines = [
         f"# An image classifier with a posterior: {kind}",
         "",
@@ -25,7 +27,7 @@ def model_card(config: dict[str, Any]) -> str:
         "|---|---|",
         f"| network | {_cell(network)} |",
         f"| input | {spec['channels']}×{spec['size']}×{spec['size']}, mean {spec['mean']}, std {spec['std']} |",
-        f"| classes | {_cell(shown)} |",
+        f"| classes | {_cell(listed)} |",
         f"| last layer | {posterior['features']} features{', bias' if posterior['bias'] else ''} |",
         f"| prior precision | {prior} |",
         f"| fitted on | {posterior['count']} samples |",
@@ -41,5 +43,11 @@ def model_card(config: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+MEANING = {"\\": "&#92;", "|": "\\|", "<": "&lt;", "&": "&amp;", ":": "&#58;", "@": "&#64;"}
+MEANING |= {c: f"&#{ord(c)};" for c in "`[]"}
+"""Characters that make links, images, code or HTML of a text, and what stands for them."""
+
+
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """A stranger's text as Markdown shows it: it is no link, no image, and has one line."""
+    return "".join(MEANING.get(c, c) for c in shown(value, 1_000)).replace("www.", "www&#46;")

@@ -156,7 +156,7 @@ def export_onnx(model: SourceModel, path: Path, *, tensors: bool = False) -> flo
         raise UsfanError(f"export needs {error.name}: install usfan[onnx]") from None
     model.to("cpu")
     model.classifier.eval()
-    with warnings.catch_warnings(), torch.no_grad(), whole_file(path) as part:
+    with warnings.catch_warnings(), torch.no_grad(), whole_file(path, follow=True) as part:
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = tensor_program(model) if tensors else whole_program(model)

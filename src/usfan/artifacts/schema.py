@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from usfan.budget import allowed
 from usfan.config import VIEWS
+from usfan.config_checks import PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError
+from usfan.errors import ArtifactError, ConfigError, DataError, shown
 
 MAX_CLASSES = 100_000
 MAX_WIDTH = 65_536
 MAX_SIDE = 4_096
-MAX_DRAWS = 1 << 24
-"""Draws × classes: what the first prediction allocates grows with it."""
+MAX_NAME = 1_000
+MAX_DRAWS = 1 << 21
+"""Draws × classes: what a prediction takes, in time and memory, grows with it."""
+USUAL_DRAWS = 128
+"""Draws that any number of classes may have."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,8 @@ class _Reader:
 
     def fail(self, name: str, what: str) -> ArtifactError:
         value = self.values.get(name)
-        shown = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else repr(value)
-        shown = shown if len(shown) < 60 else shown[:57] + "…"
-        return ArtifactError(f"{self.file}: {self.place}{name} must be {what}; got {shown}")
+        got = f"a {type(value).__name__} of {len(value)}" if isinstance(value, (dict, list)) else repr(value)
+        return ArtifactError(f"{self.file}: {self.place}{shown(name, 80)} must be {what}; got {shown(got, 60)}")
 
     def text(self, name: str, allowed: tuple[str, ...] | None = None) -> str:
         value = self.values.get(name)
@@ -89,14 +95,14 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
     rule = values.get("unknown_rule") if kind == "adapted" else None
     if rule is not None and not isinstance(rule, dict):
         raise reader.fail("unknown_rule", "a table or null")
-    samples = reader.whole("samples", 1, max(1, MAX_DRAWS // len(classes)))
+    samples = reader.whole("samples", 1, most_draws(len(classes)))
     return ModelConfig(
         kind,
         read_architecture(reader.table("architecture")),
         classes,
         spec,
         posterior,
-        reader.number("temperature", 1e-3, 1e3),
+        reader.number("temperature", *TEMPERATURES),
         samples,
         summary if isinstance(summary, dict) else {},
         reader.text("method") if kind == "adapted" else "",
@@ -104,11 +110,37 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
     )
 
 
+def check_config(values: dict[str, Any], file: Path) -> None:
+    """Before a model is written: what the reader would refuse is not written. As JSON holds it, tuples as lists."""
+    parse_config(json.loads(json.dumps(values, default=str)), file)
+
+
+def most_draws(classes: int) -> int:
+    return allowed(max(USUAL_DRAWS, MAX_DRAWS // classes))
+
+
+def check_draws(samples: int, classes: int) -> None:
+    """Before a run that would store them."""
+    if samples > most_draws(classes):
+        raise ConfigError(f"samples must be at most {most_draws(classes)} for {classes} classes; got {samples}")
+
+
+def check_names(classes: Sequence[str]) -> None:
+    """Before a run that would store them."""
+    for name in classes:
+        if len(name) > MAX_NAME:
+            raise DataError(f"a class name of {len(name)} characters ({shown(name, 40)}): the most is {MAX_NAME}")
+        if not is_text(name):
+            raise DataError(f"the class name {shown(name, 80)} is not UTF-8: rename its folder")
+    if not len(classes) <= MAX_CLASSES:
+        raise DataError(f"{len(classes)} classes: the most is {MAX_CLASSES}")
+
+
 def read_classes(reader: _Reader) -> tuple[str, ...]:
     names = reader.values.get("classes")
     if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES or not all(isinstance(n, str) for n in names):
         raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    if len(set(names)) != len(names) or any(len(n) > 1000 or not is_text(n) for n in names):
+    if len(set(names)) != len(names) or any(len(n) > MAX_NAME or not is_text(n) for n in names):
         raise reader.fail("classes", "different, short names")
     return tuple(names)
 
@@ -161,7 +193,7 @@ def read_settings(reader: _Reader) -> dict[str, Any]:
     if likelihood is not None:
         likelihood = reader.number("log_likelihood", -1e300, 0)
     return {
-        "prior_precision": reader.number("prior_precision", 1e-30, 1e30),
+        "prior_precision": reader.number("prior_precision", *PRIORS),
         "count": reader.whole("count", 1, 1 << 50),
         "prior": reader.text("prior", ("number", "evidence", "weight-decay")),
         "damping": reader.text("damping", ("exact", "factored")),

@@ -23,7 +23,7 @@ from usfan.cli.edges import (
 )
 from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError
-from usfan.progress import bar, console, print_metrics, step_progress
+from usfan.progress import bar, console, print_metrics, say, step_progress
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def train(settings: dict[str, Any]) -> None:
     with open_run(runtime, out, recorded, command="train", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         with bar("training", unit="images") as shown:
             model = train_source(
@@ -75,7 +75,7 @@ def posterior(settings: dict[str, Any]) -> None:
     recorded = {"model": model_path, **seen, **network, **fitted, **computing, "private": private}
     with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
         if run.finished() is not None:
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         if Path(model_path).is_dir():
             if backbone is not None or head is not None:
@@ -137,7 +137,7 @@ def adapt(settings: dict[str, Any]) -> None:
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
-            console.print(f"{out} is finished already", markup=False)
+            say(f"{out} is finished already")
             return
         with decoding(data.without_labels(), stored.spec, runtime) as decoded:
             source = SourceModel.load(source_path, module=module)
@@ -148,7 +148,7 @@ def adapt(settings: dict[str, Any]) -> None:
         if runtime.rank == 0:
             model.save(run.path, private=private)
             if model.alternative is not None:
-                model.alternative.save(run.path / "adapted", private=private)
+                model.alternative.save(run.inside("adapted"), private=private)
             metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
             save_samples(run.path, model, data, private=private)
             if private:
@@ -234,17 +234,17 @@ def predict(settings: dict[str, Any]) -> None:
             sys.stdout.write(table.read_text(encoding="utf-8"))
     say_skipped(data)
     if out is not None:
-        console.print(f"{out}: {count} predictions", markup=False)
+        say(f"{out}: {count} predictions")
 
 
 def report(settings: dict[str, Any]) -> None:
     from usfan.report.page import write_report
 
-    runs, out = [Path(run) for run in settings["runs"]], settings.get("out")
+    runs, out, root = [Path(run) for run in settings["runs"]], settings.get("out"), settings.get("root")
     if out is not None:
         must_be_a_file(Path(out), "--out")
-    path = write_report(runs, Path(out) if out else runs[0] / "report.html")
-    console.print(str(path), markup=False)
+    path = write_report(runs, Path(out) if out else None, root=Path(root) if root else None)
+    say(str(path))
 
 
 def export(settings: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ def export(settings: dict[str, Any]) -> None:
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
         worst = export_onnx(model, out, tensors=tensors)
     gives = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
-    console.print(f"{out}: {gives}; onnxruntime agrees to {worst:.1e}", markup=False)
+    say(f"{out}: {gives}; onnxruntime agrees to {worst:.1e}")
 
 
 def methods(settings: dict[str, Any]) -> None:

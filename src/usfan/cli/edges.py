@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.config import RuntimeConfig, make_config
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
 from usfan.progress import console, say
 
 NAMED = 50
@@ -84,9 +84,17 @@ def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
 
     logged = run is not None and not private
     for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(shown(line), style="yellow", markup=False, highlight=False, soft_wrap=True)
     if data.unreadable and logged:
-        run.log("skipped", count=len(data.unreadable), files=data.unreadable)
+        run.log("skipped", count=len(data.unreadable), files=below_the_data(data))
+
+
+def below_the_data(data: Any) -> dict[str, str]:
+    """The unreadable files by their paths below the data: a log goes to others, with the run."""
+    from usfan.data.images import below, common_folder
+
+    folder = common_folder(data.paths) if data.paths else ""
+    return {below(path, folder) if folder else path: reason for path, reason in data.unreadable.items()}
 
 
 def say_changes(out: str, data: str, model: Any) -> None:

@@ -105,6 +105,7 @@ PRIVATE = Flag(
 )
 ROOT = Flag("root", "Folder that a list's paths start from and may not leave.", metavar="DIR")
 STRICT = Flag("strict", "An unreadable image is an error.", "bool")
+BUDGET = Flag("budget", "Multiplies the limits on what a model or a file may cost in memory and time.", "float", 1.0)
 CONFIG = Flag("config", "Settings by name; flags go on top.", metavar="FILE.yaml")
 SEED = Flag("seed", "Seed of whatever is drawn.", "int", 0)
 MODULE = Flag(
@@ -126,7 +127,7 @@ COMPUTING = ("device", "devices", "nodes", "workers", "cache", "precision")
 
 def every_command(*more: Flag) -> dict[str, tuple[Flag, ...]]:
     """The group of a command that computes little: what all commands take."""
-    return {"Every command": (*more, *fields(RuntimeConfig, "device"), CONFIG)}
+    return {"Every command": (*more, *fields(RuntimeConfig, "device"), BUDGET, CONFIG)}
 
 
 def demo() -> Command:
@@ -147,7 +148,7 @@ def train() -> Command:
             "Common": common,
             "Training and posterior": others(TrainConfig, common),
             "Data and run folder": (ROOT, STRICT, PRIVATE),
-            "Computing": (*others(RuntimeConfig), CONFIG),
+            "Computing": (*others(RuntimeConfig), BUDGET, CONFIG),
         },
         (TrainConfig, RuntimeConfig),
         required=("data", "out"),
@@ -174,7 +175,7 @@ def posterior() -> Command:
                 RESUME,
             ),
             "Data and run folder": (ROOT, STRICT, PRIVATE),
-            "Computing": (SEED, *others(RuntimeConfig, without=["compile"]), CONFIG),
+            "Computing": (SEED, *others(RuntimeConfig, without=["compile"]), BUDGET, CONFIG),
         },
         (RuntimeConfig,),
         required=("model", "data", "out"),
@@ -201,7 +202,7 @@ def adapt() -> Command:
             "Common": common,
             "Adaptation": (*others(AdaptConfig, common, without=ADVANCED), SET),
             "Data and model": (UNLABELLED, ROOT, MODULE, PRIVATE),
-            "Computing": (*others(RuntimeConfig, without=ADVANCED), CONFIG),
+            "Computing": (*others(RuntimeConfig, without=ADVANCED), BUDGET, CONFIG),
         },
         (AdaptConfig, RuntimeConfig, DataOptions),
         required=("source", "data", "out"),
@@ -225,7 +226,7 @@ def evaluate() -> Command:
         {
             "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET),
             "Data and model": (ROOT, STRICT, MODULE),
-            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), CONFIG),
+            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
         },
         required=("model", "data"),
     )
@@ -243,7 +244,7 @@ def predict() -> Command:
                 Flag("coverage", "Abstain on the least certain 1 − coverage.", "float | None"),
             ),
             "Data and model": (ROOT, STRICT, MODULE),
-            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), CONFIG),
+            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
         },
         required=("model", "data"),
     )
@@ -251,8 +252,11 @@ def predict() -> Command:
 
 def report() -> Command:
     out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
+    about = "Folder that images may be shown from; by default, wherever the images of runs made here lie."
+    root = Flag("root", about, metavar="DIR")
     runs = Flag("runs", "Run folders.", "list[str]")
-    return Command("RUN [RUN …] [OPTIONS]", (runs,), {"Common": (out,), **every_command(SEED)}, required=("runs",))
+    groups = {"Common": (out, root), **every_command(SEED)}
+    return Command("RUN [RUN …] [OPTIONS]", (runs,), groups, required=("runs",))
 
 
 def export() -> Command:
@@ -301,6 +305,7 @@ def reproduce() -> Command:
             "Computing": (
                 Flag("seed", "The only seed; see --seeds.", "int"),
                 *others(RuntimeConfig, without=ADVANCED),
+                BUDGET,
                 CONFIG,
             ),
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from usfan.cli.flags import COMMANDS, Flag
+from usfan.cli.flags import BUDGET, COMMANDS, Flag
 
 COLUMN = 24
 """Where the texts begin."""
@@ -16,7 +16,9 @@ def overview() -> str:
     rows = [entry(name, summary) for name, (summary, _) in COMMANDS.items()]
     about = "Adapt a trained image classifier to unlabelled images from a new domain."
     more = "usfan COMMAND --help says what a command takes; usfan --version the version."
-    return "\n".join(["Usage: usfan COMMAND [ARGUMENTS]", "", about, "", "Commands:", *rows, "", more])
+    every = entry(spelled(BUDGET), with_default(BUDGET))
+    lines = ["Usage: usfan COMMAND [ARGUMENTS]", "", about, "", "Commands:", *rows, "", "Every command:", every]
+    return "\n".join([*lines, "", more])
 
 
 def help_page(name: str) -> str:
@@ -26,7 +28,7 @@ def help_page(name: str) -> str:
     if command.places:
         lines += ["", "Arguments:", *(entry(flag.name.upper(), flag.about) for flag in command.places)]
     for title, flags in command.groups.items():
-        lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags)]
+        lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags if flag != BUDGET)]
     return "\n".join(lines)
 
 

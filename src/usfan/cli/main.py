@@ -2,23 +2,24 @@
 
 Flags come from the fields of the config dataclasses, their help from the fields' docstrings (`flags`); cyclopts parses
 them (`parse`). A YAML file given with --config holds the same names; flags go on top (`settings`).
-Exit codes: 0 done, 2 a user's mistake (one line), 1 a fault.
+Exit codes: `usfan.cli.ending`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from usfan import __version__
+from usfan.budget import budget
+from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, stoppable
 from usfan.cli.flags import COMMANDS
 from usfan.cli.help import help_page, overview
-from usfan.errors import ConfigError, UsfanError
+from usfan.errors import ConfigError, shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,32 +31,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"usfan {__version__}")
         return 0
     name, settings = words[0], {}
+    keep_standard_handles()
+    plain_warnings()
     try:
         if name not in COMMANDS:
             raise no_command(name)
         if {"-h", "--help"} & set(words):
             print(help_page(name))
             return 0
-        found = parse_settings(name, words[1:])
-        if found is None:
-            return 0
-        settings = found
-        from usfan.cli import commands
+        with stoppable(), quiet_threads():
+            found = parse_settings(name, words[1:])
+            if found is None:
+                return 0
+            settings = found
+            from usfan.cli import commands
 
-        with quiet_threads():
-            commands.COMMANDS[name](dict(settings))
-    except UsfanError as error:
-        print(f"{program(name)}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        from usfan.cli.settings import to_go_on
-
-        print(f"{program(name)}: interrupted{to_go_on(name, settings)}", file=sys.stderr)
-        return 130
-    except (OSError, MemoryError) as error:
-        print(f"{program(name)}: {fault_line(error)}", file=sys.stderr)
-        return 1
+            with budget(settings.pop("budget", 1.0)):
+                commands.COMMANDS[name](dict(settings))
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(program(name), error, lambda: going_on(name, settings))
+        if code is None:
+            raise
+        return code
     return 0
+
+
+def going_on(name: str, settings: dict[str, Any]) -> str:
+    """What an interrupted command can be continued with, if it had begun."""
+    if not settings:
+        return ""
+    from usfan.cli.settings import to_go_on
+
+    return to_go_on(name, settings)
 
 
 def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
@@ -69,7 +76,7 @@ def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
         raise ConfigError(f"{error} (see usfan {name} --help)") from None
     settings = read_settings(name, given)
     if settings is None:
-        print(f"{given['out']} is finished already", file=sys.stderr)
+        print(shown(f"{given['out']} is finished already"), file=sys.stderr)
     return settings
 
 
@@ -98,12 +105,6 @@ def quiet_threads() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def fault_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 if __name__ == "__main__":

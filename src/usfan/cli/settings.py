@@ -11,7 +11,7 @@ from typing import Any
 
 from usfan.cli.flags import COMMANDS, Command, Flag
 from usfan.config import WITHHELD, AdaptConfig, RuntimeConfig, TrainConfig, convert, make_config, unknown_setting
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
 from usfan.files import read_yaml
 
 CONFIGS = (TrainConfig, AdaptConfig, RuntimeConfig)
@@ -58,7 +58,7 @@ def read_config_file(name: str, command: Command, path: str, given: dict[str, An
     try:
         loaded = read_yaml(Path(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"--config {path}: {shown(' '.join(str(error).split()), 300)}") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: must hold names and values")
     settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
@@ -169,13 +169,13 @@ def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict
         from usfan.adaptation.settings import with_setting
 
         settings = with_setting(settings)
-    given = {k: v for k, v in settings.items() if k not in ("out", "resume", "module")}
+    given = {k: v for k, v in settings.items() if k not in ("out", "resume", "module", "budget")}
     if isinstance(given.get("source"), list) and len(given["source"]) == 1:
         given["source"] = given["source"][0]
     changed = differences({"command": name, **given}, before)
     if changed:
         raise ConfigError(
-            f"{out} holds a run with other settings ({', '.join(changed)}): "
+            f"{out} holds a run with other settings ({shown(', '.join(changed), 600)}): "
             "leave these flags out to go on with it, or choose another --out"
         )
     kept = {k: v for k, v in before.items() if v is not None and v != WITHHELD and k not in ("command", "module")}

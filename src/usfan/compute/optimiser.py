@@ -79,4 +79,6 @@ class Optimiser:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         for i, parameter in enumerate(self.parameters):
             if f"momentum.{i}" in tensors:
+                if tensors[f"momentum.{i}"].shape != parameter.shape:
+                    raise ValueError(f"momentum.{i} has another shape than its parameter")
                 self.sgd.state[parameter]["momentum_buffer"] = tensors[f"momentum.{i}"].to(parameter)

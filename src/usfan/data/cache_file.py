@@ -32,6 +32,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from usfan.files import Folder
+
 VERSION = 1
 CHECKED = 64
 """Images per checksum."""
@@ -170,8 +172,8 @@ def locked(path: Path) -> Iterator[bool]:
         try:
             import fcntl
 
-            file = stack.enter_context(open(path, "wb"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            folder = stack.enter_context(Folder(path.parent))
+            fcntl.flock(stack.enter_context(folder.in_place(path.name, append=True)), fcntl.LOCK_EX)
             held = True
         except (ImportError, OSError):
             held = False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.labels import checked_classes
 from usfan.errors import DataError
+from usfan.files import parse_json, read_named
+
+MOST_BYTES = 16 << 20
+"""Of a file of class names, as of a model's config."""
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:
@@ -16,14 +19,15 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     to names."""
     shown = one_line(str(path))
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        content = read_named(path, MOST_BYTES)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{shown} is not a text file in UTF-8: expected one class name per line") from None
     except OSError as error:
         raise DataError(f"cannot read the class names of {shown}: {(error.strerror or str(error)).lower()}") from None
     if text.lstrip()[:1] in ("[", "{"):
         try:
-            value = json.loads(text)
+            value = parse_json(text.encode())
         except ValueError:
             raise DataError(f"{shown} looks like JSON, but cannot be read as such") from None
         return checked_classes(names_of(value, shown))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from usfan.budget import check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.labels import name_key
-from usfan.errors import DataError
+from usfan.errors import DataError, shown
+
+MOST_FOLDERS = 20_000
+"""In all. A link may lead to the root of the disk."""
 
 
 class Folder(NamedTuple):
@@ -27,8 +33,9 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     images, folders, others = _listing(folder)
     names: list[str] = []
     paths: list[str] = []
+    counted = itertools.count(1)
     for name in sorted(folders, key=name_key):
-        below = _below(os.path.join(folder, name), others, (os.path.realpath(folder),))
+        below = _below(os.path.join(folder, name), others, _identity(folder), counted)
         paths += below
         names += [name] * len(below)
     if unlabelled and (images or paths):
@@ -45,16 +52,42 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     raise DataError(_nothing(folder, others))
 
 
-def _below(folder: str, others: Counter[str], above: tuple[str, ...]) -> list[str]:
-    """All images below a class folder, at any depth, sorted by path."""
-    real = os.path.realpath(folder)
-    if real in above:  # a link to a folder above would go round for ever
-        return []
-    images, folders, _ = _listing(folder, others)
-    paths = [os.path.join(folder, name) for name in images]
-    for name in folders:
-        paths += _below(os.path.join(folder, name), others, (*above, real))
+def _below(folder: str, others: Counter[str], above: tuple[int, int], count: Iterator[int]) -> list[str]:
+    """All images below a class folder, at any depth, sorted by path. Links may lead to a folder again and again, or
+    round in a circle: each folder counts once, under the first name that leads to it."""
+    seen, waiting, paths = {above}, [folder], []
+    while waiting:
+        found = []
+        for place in waiting:
+            identity = _identity(place)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            check_cost(f"{shown(folder, 300)}: folders below it", next(count), MOST_FOLDERS, "or more", DataError)
+            images, folders, _ = _listing(place, others)
+            paths += [os.path.join(place, name) for name in images]
+            found += [os.path.join(place, name) for name in folders]
+        waiting = found
     return sorted(paths)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise _cannot_read(folder, error) from error
+    return status.st_dev, status.st_ino
+
+
+def _cannot_read(folder: str, error: OSError) -> DataError:
+    return DataError(f"cannot read the folder {shown(folder, 300)}: {(error.strerror or str(error)).lower()}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str], list[str], Counter[str]]:
@@ -67,16 +100,14 @@ def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str]
                 suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith(".") or entry.name == "__MACOSX":
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     folders.append(entry.name)
                 elif suffix in SUFFIXES:
                     images.append(entry.name)
                 else:
                     others[suffix or "no suffix"] += 1
     except OSError as error:
-        raise DataError(
-            f"cannot read the folder {one_line(folder)}: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise _cannot_read(folder, error) from error
     return sorted(images), sorted(folders), others
 
 

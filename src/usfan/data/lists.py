@@ -20,15 +20,20 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.images import below, common_folder
 from usfan.data.labels import MAX_CLASSES, Labels, from_names, from_numbers
 from usfan.errors import DataError
+from usfan.files import read_named
 
 _LINE = re.compile(r"(?P<path>.*?)[ \t]+(?P<word>[^ \t]+)")
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "name")
 LABEL_COLUMNS = ("label", "class", "class_name", "classname", "category", "target", "true_label", "truth")
+MOST_LIST = 128 << 20
+MOST_LINES = 3_000_000
+"""Bytes and lines of a list: twice those of ImageNet."""
 
 
 class Entry(NamedTuple):
@@ -92,7 +97,7 @@ def _names_columns(row: Sequence[str]) -> bool:
 def read(file: str, root: str | None, classes: Sequence[str] | None) -> tuple[list[str], Labels | None]:
     """Absolute paths and labels of a list file; every file is checked to be there."""
     shown = one_line(file)
-    entries = entries_of(_text(file), file)
+    entries = entries_of(read_text(file), file)
     if not entries:
         raise DataError(f"{shown} is empty: expected lines of `path label` or `path`, or a table with these columns")
     paths = resolve([entry.path for entry in entries], root or os.path.dirname(file))
@@ -120,10 +125,11 @@ def inside(path: str, root: str) -> bool:
     return os.path.commonpath([real, os.path.realpath(path)]) == real
 
 
-def _text(file: str) -> str:
+def read_text(file: str) -> str:
     try:
-        with open(file, encoding="utf-8-sig", newline="") as handle:
-            return handle.read()
+        content = read_named(file, allowed(MOST_LIST))
+        check_cost(f"{one_line(file)}: a list of lines", content.count(b"\n"), MOST_LINES, "in number", DataError)
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         what = "is an image" if file.lower().endswith(tuple(SUFFIXES)) else "is not a text file in UTF-8"
         raise DataError(f"{one_line(file)} {what}: expected a folder, or a list with `path label` lines") from None

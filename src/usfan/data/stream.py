@@ -18,7 +18,8 @@ from usfan.data.sources import ImageData
 from usfan.errors import DataError
 
 SMALL = 256
-"""Fewer images than this are decoded in this process: starting others would take longer."""
+"""Fewer images than this are decoded by one process: starting others would take longer. None are decoded here, where
+no limit on time and memory holds."""
 MOST_WORKERS = 8
 
 
@@ -57,7 +58,8 @@ def stream(
     Images are squashed to size×size. All batches but the last are full. Unreadable images are left out, appended to
     `skipped` and noted in `data.unreadable`; with `data.strict` the first one is raised, and when none can be read
     `NothingReadable` is.
-    Files are decoded by `workers` processes (None: one per core, at most 8, none for small sets; 0: in this process).
+    Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
+    where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
     `progress` is called with the number of images just dealt with. `decode_on` is a device that decodes files in colour
     (see `gpu_decode`) and holds the pixels.
@@ -100,7 +102,7 @@ def worker_count(data: ImageData, count: int, workers: int | None) -> int:
     if workers is not None:
         return workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if count < SMALL else min(cores, MOST_WORKERS)
+    return 1 if count < SMALL else min(cores, MOST_WORKERS)
 
 
 def _batches(

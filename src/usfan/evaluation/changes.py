@@ -11,7 +11,7 @@ import torch
 
 from usfan.artifacts.model import AdaptedModel
 from usfan.errors import DataError
-from usfan.evaluation.predictions import open_table
+from usfan.evaluation.predictions import cell, open_table
 from usfan.files import whole_file
 from usfan.posterior.predictive import certainty_weights
 from usfan.scoring.label_first import label_first
@@ -79,7 +79,7 @@ def write_records(path: Path, columns: tuple[str, ...], records: list[dict[str, 
         writer.writerow(columns)
         for record in records:
             values = (record[name] for name in columns)
-            writer.writerow([f"{value:.4f}" if isinstance(value, float) else value for value in values])
+            writer.writerow([f"{value:.4f}" if isinstance(value, float) else cell(value) for value in values])
 
 
 def describe_changes(model: AdaptedModel) -> str:

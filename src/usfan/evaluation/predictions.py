@@ -13,13 +13,16 @@ from typing import Any
 
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.share import gather_json, one_fails_all_fail, own_share
+from usfan.config_checks import is_number
 from usfan.data.decoding.decode import one_line
 from usfan.data.stream import NothingReadable
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, shown
 from usfan.files import whole_file
 
 COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown", "error")
 BATCH = 64
+FORMULA = ("=", "+", "-", "@")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def prediction_records(
@@ -76,7 +79,9 @@ def write_predictions(
     engine = runtime or start_runtime()
     with contextlib.ExitStack() as stack:
         with one_fails_all_fail(engine):
-            table = stack.enter_context(whole_file(out) if engine.rank == 0 else own_part(part_of(out, engine.rank)))
+            table = stack.enter_context(
+                whole_file(out, follow=True) if engine.rank == 0 else own_part(part_of(out, engine.rank))
+            )
             count = write_rows(table, model, data, engine, progress, json_lines)
         for path, reason in itertools.chain(*gather_json(list(data.unreadable.items()), engine)):
             data.unreadable[path] = reason
@@ -111,20 +116,34 @@ def write_rows(table: Path, model: Any, data: Any, runtime: Runtime, progress: A
 
 
 def open_table(path: Path, mode: str) -> Any:
-    """A text file in UTF-8; the bytes of a file name that are not UTF-8 are written as escapes such as \\udce9."""
-    return open(path, mode, newline="", encoding="utf-8", errors="backslashreplace")
+    return open(path, mode, newline="", encoding="utf-8")
 
 
 def as_json(record: dict[str, Any]) -> str:
     """One line. `error` stands in it only if there is one."""
-    return json.dumps({k: v for k, v in record.items() if v is not None}, ensure_ascii=False)
+    return json_line({k: v for k, v in record.items() if v is not None})
+
+
+def json_line(value: Any) -> str:
+    """JSON in which letters of all scripts stay, and what a terminal would act on is written as \\uNNNN."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def as_cells(record: dict[str, Any]) -> list[Any]:
     if record["error"] is not None:
-        return [record["path"], *[""] * (len(COLUMNS) - 2), record["error"]]
+        return [cell(record["path"]), *[""] * (len(COLUMNS) - 2), cell(record["error"])]
     figures = (f"{record[name]:.6f}" for name in ("confidence", "entropy", "weight"))
-    return [record["path"], record["label"], *figures, int(record["unknown"]), ""]
+    return [cell(record["path"]), cell(record["label"]), *figures, int(record["unknown"]), ""]
+
+
+def cell(text: str) -> str:
+    """A stranger's text in a table: no formula for a spreadsheet (an apostrophe goes before it), no control character,
+    and \\xNN for bytes of a file name that are not UTF-8."""
+    plain = shown(text, 10_000)
+    if plain.lstrip()[:1] in FORMULA and not is_number(plain):
+        return f"'{plain}"
+    return plain
 
 
 def part_of(out: Path, rank: int) -> Path:
@@ -144,6 +163,7 @@ def append_rows(table: Path, part: Path) -> None:
 def own_part(path: Path) -> Iterator[Path]:
     """A file that the first process takes away; it goes when something fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of a run that was killed, or a link that someone laid there
     try:
         yield path
     except BaseException:
@@ -171,7 +191,7 @@ def abstain(table: Path, coverage: float, json_lines: bool = False) -> None:
                 "abstained": out if json_lines else int(out)
             }
             if json_lines:
-                new.write(json.dumps(row, ensure_ascii=False) + "\n")
+                new.write(json_line(row) + "\n")
             else:
                 writer.writerow(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel
 from usfan.evaluation.evaluate import score_outputs
-from usfan.files import write_json, write_tensors
+from usfan.files import Folder, write_json, write_tensors
 from usfan.posterior.predictive import certainty_weights, entropy
 
 HALF_FROM = 4_000_000
@@ -45,12 +46,11 @@ def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool 
     assert model.passes is not None
     tensors = sample_tensors(model, target_labels(model, data, open_set=True))
     write_tensors(folder / "samples.safetensors", tensors)
-    paths = None
+    described: dict[str, Any] = {"paths": None, "classes": list(model.classes), "temperature": model.temperature}
     if data.paths is not None and not private:
         paths = [data.paths[i] for i in model.passes.kept.tolist()]
-    write_json(
-        folder / "samples.json", {"paths": paths, "classes": list(model.classes), "temperature": model.temperature}
-    )
+        described |= {"paths": paths, "made": mark_of(folder)}
+    write_json(folder / "samples.json", described)
 
 
 def sample_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tensor]:
@@ -78,6 +78,20 @@ def sample_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tens
     if labels is not None:
         tensors["labels"] = labels
     return tensors
+
+
+def mark_of(folder: Path) -> list[int] | None:
+    """Tells a run folder from a copy of it: number and time of its lock, which no archive can bring along."""
+    try:
+        status = os.stat(folder / ".lock", follow_symlinks=False)
+    except OSError:
+        return None
+    return [status.st_ino, status.st_ctime_ns]
+
+
+def made_here(folder: Folder, mark: Any) -> bool:
+    """Whether the run was made in this very place, so that the paths in it are the user's own."""
+    return isinstance(mark, list) and mark == mark_of(folder.place)
 
 
 def flat_map(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:

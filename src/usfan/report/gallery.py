@@ -5,19 +5,24 @@ from __future__ import annotations
 import base64
 import io
 import os
+from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from usfan.data.decoding.decode import decode_file
-from usfan.errors import DataError
+from usfan.data.decoding.decode import decode_bytes
+from usfan.data.decoding.pool import Answer, thumbnails
+from usfan.errors import DataError, shown
+from usfan.files import Folder
 from usfan.report.blocks import Gallery, Note, Picture, Thumbnail
 from usfan.report.read_samples import Samples
 
 BELOW = "Below each image: the predicted class, its probability, and the weight."
 SIDE = 112
 """Pixels of a thumbnail's longer side."""
+MOST_PICTURE = 32 << 20
+"""Bytes of a run's own picture."""
 WIDEST = 1800
 """Pixels: a run's own picture is made smaller above this width."""
 
@@ -93,16 +98,27 @@ def changed_rows(samples: Samples) -> Tensor | None:
 
 
 def gallery(id: str, title: str, caption: str, samples: Samples, chosen: list[int], *, moved: bool = False) -> Gallery:
-    items = [thumbnail(samples, i, moved=moved) for i in chosen]
+    items = thumbnails_of(samples, chosen, moved=moved)
     broken = sum(not item.uri for item in items)
     if broken:
         caption += f" {broken} of {len(items)} files cannot be shown: the reason stands in their place."
     return Gallery(id, title, caption, items)
 
 
-def thumbnail(samples: Samples, i: int, *, moved: bool = False) -> Thumbnail:
-    """One image with its prediction; `moved`: with the one before, too."""
+def thumbnails_of(samples: Samples, chosen: list[int], *, moved: bool) -> list[Thumbnail]:
+    """Decoded by another process, within its limits on time and memory."""
     assert samples.paths is not None
+    paths = [samples.paths[i] for i in chosen]
+    usable = [path for path in paths if path and "\0" not in path]
+    answers = dict(zip(usable, thumbnails(usable, SIDE) if usable else [], strict=True))
+    return [
+        thumbnail(samples, i, path, answers.get(path, "not shown"), moved=moved)
+        for i, path in zip(chosen, paths, strict=True)
+    ]
+
+
+def thumbnail(samples: Samples, i: int, path: str, answer: Answer, *, moved: bool) -> Thumbnail:
+    """One image with its prediction; `moved`: with the one before, too."""
     k = int(samples.predicted["after"][i])
     flagged = samples.unknown is not None and bool(samples.unknown[i])
     probs, weight = samples.get("probs_after"), samples.get("weight")
@@ -118,20 +134,10 @@ def thumbnail(samples: Samples, i: int, *, moved: bool = False) -> Thumbnail:
         right = flagged if true == len(samples.classes) else not flagged and true == k
         mark = "right" if right else "wrong"
         truth = "" if right else f"is {[*samples.classes, 'unknown'][true]}"
-    path = str(samples.paths[i])
-    try:
-        return Thumbnail(label, truth, detail, path, uri=jpeg_uri(decode_file(path), SIDE), mark=mark)
-    except (DataError, OSError, ValueError) as error:
-        return Thumbnail(label, truth, detail, path, problem=f"{os.path.basename(path)}: {reason(error)}", mark=mark)
-
-
-def reason(error: Exception) -> str:
-    return str(getattr(error, "reason", "") or "cannot be read")
-
-
-def jpeg_uri(image: Image.Image, side: int) -> str:
-    image.thumbnail((side, side), Image.Resampling.BICUBIC)
-    return data_uri(image, "JPEG", quality=80, optimize=True)
+    name = shown(os.path.join(*path.split(os.sep)[-2:]) if os.sep in path else path, 200)  # class and file
+    if isinstance(answer, dict):
+        return Thumbnail(label, truth, detail, name, uri=f"data:image/jpeg;base64,{answer['jpeg']}", mark=mark)
+    return Thumbnail(label, truth, detail, name, problem=f"{os.path.basename(name)}: {answer}", mark=mark)
 
 
 def data_uri(image: Image.Image, kind: str, **options: object) -> str:
@@ -140,12 +146,14 @@ def data_uri(image: Image.Image, kind: str, **options: object) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def run_picture(id: str, path: str, title: str, caption: str, alt: str) -> Picture | Note:
+def run_picture(id: str, path: Path, title: str, caption: str, alt: str) -> Picture | Note:
     """A picture that the run drew itself, no wider than the page needs."""
     try:
-        image = decode_file(path)
+        with Folder(path.parent) as folder:
+            content = folder.read(path.name, MOST_PICTURE)
+        image = decode_bytes(content, path.name, formats=("PNG",))
     except (DataError, OSError, ValueError) as error:
-        return Note(f"{os.path.basename(path)} cannot be shown: {reason(error)}.")
+        return Note(f"{path.name} cannot be shown: {getattr(error, 'reason', '') or 'it cannot be read'}.")
     image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
     uri = data_uri(image, "PNG", optimize=True)
     if len(uri) > 600_000:

@@ -42,11 +42,11 @@ def write_model_report(model: SourceModel, out: Path, data: Any = None) -> Path:
             save_samples(folder, model, labelled)  # type: ignore[arg-type]
         else:
             save_pass(folder, model, images)
-        run = read_run(folder, str(name))
+        run = read_run(folder, str(name), root=Path(folder.anchor))  # the paths are the user's own
         run.path, run.kind = Path("in memory"), "adapt" if passes is not None else "evaluate"
         run.problems = [problem for problem in run.problems if "is missing" not in problem]
         run.epochs = list(getattr(model, "history", {}).get("records", []))
-        return write_page([run], out)
+        return write_page([run], out, follow=True)
 
 
 class Unlabelled:

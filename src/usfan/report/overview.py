@@ -211,7 +211,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("network", (network or {}).get("backbone", (network or {}).get("module"))),
         ("classes", class_list(classes)),
         ("seed", settings.get("seed")),
-        ("run folder", str(run.path)),
+        ("run folder", run.name),
         ("when", when(run)),
     ]
     return [(name, str(value)) for name, value in found if value is not None and value != ""]

@@ -26,17 +26,26 @@ DETAILS = (Detail(), Detail(points=1000, thumbnails=4), Detail(points=0, thumbna
 """Tried in turn until the page is below the limit: with many runs on one page, each gets less."""
 
 
-def write_report(runs: list[Path], out: Path) -> Path:
-    """Write the report of these run folders to `out`; returns it."""
+def write_report(runs: list[Path], out: Path | None = None, *, root: Path | None = None) -> Path:
+    """Write the report of these run folders to `out`, or to report.html in the first; returns it.
+
+    Images are shown of runs made here; of others, with `root`, those that lie below it.
+    """
+    named, out = out is not None, Path(runs[0]) / "report.html" if out is None else out
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: --out names the HTML file to write")
     paths, shared = expand([Path(run) for run in runs])
-    name = Path(runs[0]).resolve().name if shared and len(runs) == 1 else None
-    return write_page(read_runs(paths) if paths or not shared else [], out, shared, name)
+    title = Path(runs[0]).resolve().name if shared and len(runs) == 1 else None
+    return write_page(read_runs(paths, root) if paths or not shared else [], out, shared, title, follow=named)
 
 
-def write_page(found: list[Run], out: Path, shared: list[Section] | None = None, name: str | None = None) -> Path:
-    """The page of runs that were read. `shared` are sections about the folders that hold them, `name` is the title."""
+def write_page(
+    found: list[Run], out: Path, shared: list[Section] | None = None, name: str | None = None, *, follow: bool = False
+) -> Path:
+    """The page of runs that were read. `shared` are sections about the folders that hold them, `name` is the title.
+
+    `follow`: the user named `out`, so a link there is followed.
+    """
     for run in found:
         fill_figures(run)
     compared = comparison(found) if len(found) > 1 else None
@@ -49,7 +58,8 @@ def write_page(found: list[Run], out: Path, shared: list[Section] | None = None,
             html = render(found, parts, compared, shared or [], name)
             if len(html.encode("utf-8", "replace")) < LIMIT:
                 break
-    write_text(out, html.encode("utf-8", "replace").decode("utf-8"))  # file names may hold what UTF-8 cannot
+    text = html.encode("utf-8", "replace").decode("utf-8")  # file names may hold what UTF-8 cannot
+    write_text(out, text, follow=follow)
     return out
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from usfan.errors import DataError
+from usfan.errors import DataError, shown
+from usfan.files import MOST_YAML, Folder, parse_json, parse_yaml
 from usfan.report.blocks import is_number
 from usfan.report.read_samples import Samples, read_samples
 
 MARKS = ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "config.json")
 """A folder with none of these is no run."""
+LOG = "log.jsonl"
+MOST_MAPPING = 32 << 20
+MOST_LOG = 64 << 20
+MOST_LINES = 200_000
+MOST_ENTRY = 64 << 20
+"""Bytes of figures and log, lines of the log, and bytes that one of its lines may take when it is read."""
 EXPECTED = {
     "adapt": ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "samples.json"),
     "train": ("config.yaml", "metrics.json", "log.jsonl"),
@@ -56,25 +61,32 @@ class Run:
         return value if isinstance(value, dict) else {}
 
 
-def read_runs(paths: list[Path]) -> list[Run]:
+def read_runs(paths: list[Path], root: Path | None = None) -> list[Run]:
+    """`root` is the folder that images may be shown from; without it, those of runs made here."""
     if not paths:
         raise DataError("no run folder was given: name at least one")
-    return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
+    return [read_run(path, name, root) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
+def read_run(path: Path, name: str | None = None, root: Path | None = None) -> Run:
     if not path.is_dir():
         raise DataError(f"{path} is not a folder: give the --out of a run")
-    if not any((path / mark).is_file() for mark in MARKS):
+    with Folder(path) as folder:
+        return read_folder(folder, name or path.resolve().name, root)
+
+
+def read_folder(folder: Folder, name: str, root: Path | None) -> Run:
+    path = folder.path
+    if not any(folder.holds(mark) for mark in MARKS):
         raise DataError(f"{path} is not a run folder: it holds none of {', '.join(MARKS)}")
-    run = Run(path, name or path.resolve().name)
-    run.settings = read_mapping(path / "config.yaml", run.problems)
-    run.metrics = read_mapping(path / "metrics.json", run.problems)
-    run.model = read_mapping(path / "config.json", run.problems)
-    read_log(path / "log.jsonl", run)
-    run.kind = kind_of(run)
+    run = Run(path, name)
+    run.settings = {k: short_path(v) for k, v in read_mapping(folder, "config.yaml", run.problems).items()}
+    run.metrics = read_mapping(folder, "metrics.json", run.problems)
+    run.model = read_mapping(folder, "config.json", run.problems)
+    read_log(folder, run)
+    run.kind = kind_of(folder, run)
     classes = run.model.get("classes")
-    run.samples = read_samples(path, classes if isinstance(classes, list) else None, run.problems)
+    run.samples = read_samples(folder, classes if isinstance(classes, list) else None, run.problems, root)
     if not run.epochs and isinstance(run.metrics.get("validators_by_epoch"), list):
         rows = [r for r in run.metrics["validators_by_epoch"] if isinstance(r, dict) and is_epoch(r.get("epoch"))]
         run.epochs = [{"epoch": r["epoch"], "validators": {k: r[k] for k in r if k != "epoch"}} for r in rows]
@@ -83,41 +95,42 @@ def read_run(path: Path, name: str | None = None) -> Run:
             "This folder holds a model alone: charts need what was seen of each image. `usfan adapt … --out FOLDER` "
             'keeps it; in Python give adapt a folder, run="FOLDER", or call target.report("FILE.html").'
         )
-    missing = [f for f in EXPECTED.get(run.kind, ()) if not (path / f).is_file()]
+    missing = [f for f in EXPECTED.get(run.kind, ()) if not folder.holds(f)]
     run.problems[:0] = [f"{f} is missing: {WITHOUT[f]}." for f in missing]
     return run
 
 
-def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_mapping(folder: Folder, name: str, problems: list[str]) -> dict[str, Any]:
     """A JSON or YAML file that holds names and values; empty, with a problem noted, when it does not."""
-    if not path.is_file():
+    if folder.kind(name) == "missing":
         return {}
     try:
-        text = path.read_text(encoding="utf-8")
-        value = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} cannot be read: {first_line(error)}.")
+        yaml = name.endswith(".yaml")
+        value = parse_yaml(folder.read(name, MOST_YAML)) if yaml else parse_json(folder.read(name, MOST_MAPPING))
+    except (OSError, ValueError) as error:
+        problems.append(f"{name} cannot be read: {first_line(error, folder.path)}.")
         return {}
     if not isinstance(value, dict):
-        problems.append(f"{path.name} does not hold names and values: it was left out.")
+        problems.append(f"{name} does not hold names and values: it was left out.")
         return {}
     return {str(key): item for key, item in value.items()}
 
 
-def read_log(path: Path, run: Run) -> None:
+def read_log(folder: Folder, run: Run) -> None:
     """The epochs, each once (a resumed run logs some again: the later counts), and what was kept."""
-    if not path.is_file():
+    if folder.kind(LOG) == "missing":
         return
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        run.problems.append(f"log.jsonl cannot be read: {first_line(error)}.")
+        lines = folder.read(LOG, MOST_LOG).split(b"\n")[:MOST_LINES]
+    except (OSError, ValueError) as error:
+        run.problems.append(f"log.jsonl cannot be read: {first_line(error, folder.path)}.")
         return
     bad, epochs, times = 0, {}, []
-    for line in filter(str.strip, lines):
+    lines = [line for line in lines if line.strip()]
+    for line in lines:
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line, MOST_ENTRY)
+        except ValueError:
             entry = None
         if not isinstance(entry, dict):
             bad += 1
@@ -138,14 +151,14 @@ def is_epoch(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < 1_000_000
 
 
-def kind_of(run: Run) -> str:
+def kind_of(folder: Folder, run: Run) -> str:
     """The command that made it, or the one whose files it looks like."""
     command = str(run.settings.get("command", ""))
-    if (run.path / "toy.png").is_file() or {"mild", "strong"} <= run.metrics.keys():
+    if folder.holds("toy.png") or {"mild", "strong"} <= run.metrics.keys():
         return "toy"
     if command in EXPECTED:
         return command
-    if "kept_epoch" in run.metrics or (run.path / "samples.safetensors").is_file():
+    if "kept_epoch" in run.metrics or folder.holds("samples.safetensors"):
         return "adapt"
     if "log_evidence" in run.metrics:
         return "posterior"
@@ -169,6 +182,12 @@ def short_names(paths: list[Path]) -> list[str]:
     return names
 
 
-def first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:160]
+def short_path(value: Any) -> Any:
+    """A page goes to others: of an absolute path it shows the end."""
+    if isinstance(value, str) and os.path.isabs(value):
+        return os.path.join("…", *Path(value).parts[-2:]) if len(Path(value).parts) > 3 else value
+    return value
+
+
+def first_line(error: BaseException, folder: Path) -> str:
+    return shown(" ".join(str(error).replace(f"{folder}/", "").split()) or type(error).__name__, 160)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from usfan.budget import check_cost
+from usfan.errors import DataError, shown
+from usfan.evaluation.samples import made_here
+from usfan.files import MOST_JSON, Folder, parse_json
+from usfan.tensor_file import open_tensors_in
+
+MOST_VALUES = 1 << 28
+"""Of all tables together: 170,000 images of 345 classes."""
+MOST_NAME = 200
 TABLES = ("probs_before", "probs_after", "posterior_before", "posterior_after")
 VECTORS = ("weight", "entropy_before", "entropy_after", "unknown", "labels")
 MAPS = ("features_before", "features_after")
@@ -56,12 +66,15 @@ class Samples:
         return masks if bool(known.all()) else masks | {"unknown class": ~known}
 
 
-def read_samples(folder: Path, classes: list[str] | None, problems: list[str]) -> Samples | None:
-    path = folder / "samples.safetensors"
-    if not path.is_file():
+def read_samples(
+    folder: Folder, classes: list[str] | None, problems: list[str], root: Path | None = None
+) -> Samples | None:
+    """Whoever wrote the folder says where the images lie. They are shown if they lie below `root`, which the user gave,
+    or if the run was made in this very place."""
+    if folder.kind("samples.safetensors") == "missing":
         return None
-    tensors = load_tensors(path, problems)
-    described = read_description(folder / "samples.json", problems)
+    tensors = load_tensors(folder, problems)
+    described = read_description(folder, problems)
     tensors = consistent(tensors, problems)
     if not tensors:
         return None
@@ -78,30 +91,53 @@ def read_samples(folder: Path, classes: list[str] | None, problems: list[str]) -
     if paths is not None and not (isinstance(paths, list) and len(paths) == N):
         problems.append(f"samples.json: there must be one path for each of the {N} samples: images are left out.")
         paths, why = None, "samples.json does not name one file for each sample"
+    if paths is not None:
+        paths = [str(path) for path in paths]
+        if root is not None:
+            paths = [path if is_below(path, root) else "" for path in paths]
+        elif not made_here(folder, described.get("made")):
+            paths, why = None, "this run was not made here: name the folder of its images with --root to show them"
     return finite_rows(Samples(tensors, names, paths, why), problems)
 
 
-def load_tensors(path: Path, problems: list[str]) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
-
+def is_below(path: str, root: Path) -> bool:
+    """Once links are followed."""
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in (*TABLES, *VECTORS, *MAPS) if name in set(file.keys())}
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        problems.append(f"samples.safetensors cannot be read: {' '.join(str(error).split())[:160]}.")
+        real, top = os.path.realpath(path), os.path.realpath(root)
+        return os.path.commonpath([real, top]) == top
+    except (ValueError, OSError):  # a NUL character in it
+        return False
+
+
+def load_tensors(folder: Folder, problems: list[str]) -> dict[str, Tensor]:
+    """All that are known, if they fit into memory: drawing takes about four times as much."""
+    try:
+        with open_tensors_in(folder, "samples.safetensors") as file:
+            there = set(file.keys())
+            names = [name for name in (*TABLES, *VECTORS, *MAPS) if name in there]
+            count = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+            check_cost("samples.safetensors", count, MOST_VALUES, "values", DataError)
+            return {name: file.get_tensor(name) for name in names}
+    except (OSError, ValueError, RuntimeError) as error:
+        problems.append(f"samples.safetensors cannot be read: {first_words(error, folder)}.")
         return {}
 
 
-def read_description(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_description(folder: Folder, problems: list[str]) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"samples.json cannot be read: {' '.join(str(error).split())[:160]}.")
+        missing = folder.kind("samples.json") == "missing"
+        value = {} if missing else parse_json(folder.read("samples.json", MOST_JSON))
+    except (OSError, ValueError) as error:
+        problems.append(f"samples.json cannot be read: {first_words(error, folder)}.")
         return {}
     if not isinstance(value, dict):
         problems.append("samples.json does not hold names and values: it was left out.")
         return {}
     return value
+
+
+def first_words(error: Exception, folder: Folder) -> str:
+    return shown(" ".join(str(error).replace(f"{folder.path}/", "").split()), 200)
 
 
 def consistent(tensors: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:
@@ -129,7 +165,7 @@ def consistent(tensors: dict[str, Tensor], problems: list[str]) -> dict[str, Ten
 def class_names(given: Any, fallback: list[str] | None, K: int, problems: list[str]) -> tuple[str, ...]:
     for names in (given, fallback):
         if isinstance(names, list) and (len(names) == K or (K == 0 and names)):
-            return tuple(str(n) for n in names)
+            return tuple(shown(n, MOST_NAME) for n in names)
     if given is not None:
         problems.append(f"samples.json: there must be {K} class names: classes are shown by number.")
     return tuple(f"class {i}" for i in range(K))

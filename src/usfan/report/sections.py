@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -110,12 +111,12 @@ def present(block: Block | None) -> list[Block]:
 def toy_blocks(id: str, run: Run) -> list[Block]:
     """The toy's own panels, and its figures for the mild and the strong shift."""
     blocks: list[Block] = []
-    if (run.path / "toy.png").is_file():
+    if os.path.lexists(run.path / "toy.png"):
         levels = {k: v for k, v in run.metrics.items() if isinstance(v, dict)}
         alt = "Panels of the toy" + (f" under the {' and the '.join(levels)} shift" if levels else "")
         caption = (
             "Regions have the colour of the predicted class, the stronger the more certain. Upper row: the point "
             "estimate; lower row: the posterior predictive. The accuracies stand in the tables below."
         )
-        blocks.append(run_picture(f"{id}-toy", str(run.path / "toy.png"), "Toy panels", caption, f"{alt}. {caption}"))
+        blocks.append(run_picture(f"{id}-toy", run.path / "toy.png", "Toy panels", caption, f"{alt}. {caption}"))
     return [*blocks, *metrics_tables(id, run.metrics)]

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel
+from usfan.errors import ArtifactError
 from usfan.files import write_json, write_text
+from usfan.tensor_file import read_tensors
 
 if TYPE_CHECKING:
     from usfan.reproduce.suite import Suite
@@ -50,8 +50,8 @@ def agreement(predictions: Sequence[Tensor]) -> float:
 def read_predictions(path: Path) -> Tensor | None:
     """None where they are not to be had: no cell, one from before predictions were kept, or a damaged file."""
     try:
-        return load_file(path).get(PREDICTED)
-    except (OSError, SafetensorError):
+        return read_tensors(path).get(PREDICTED)
+    except (OSError, ArtifactError):
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from usfan.adaptation.methods import METHODS, find_method
 from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
 from usfan.errors import ArtifactError, ConfigError
+from usfan.files import read_json
 
 
 def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -68,10 +68,7 @@ def each_once(what: str, values: Sequence[Any]) -> None:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not readable as JSON: {error}") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}: a mapping was expected")
     return value

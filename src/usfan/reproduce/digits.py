@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +28,7 @@ from usfan.data.sources import ImageData
 from usfan.errors import DataError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.evaluation.samples import adaptation_metrics, save_samples
-from usfan.files import write_json, write_text
+from usfan.files import write_json, write_text, write_yaml
 from usfan.progress import bar, step_progress
 from usfan.reproduce.choices import usual_methods
 from usfan.training.source import train_source
@@ -151,7 +150,7 @@ def save_run(folder: Path, model: AdaptedModel, data: ImageData, settings: dict[
     model.save(folder)
     own = {k: settings[k] for k in ("method", "epochs", "seed")}
     config = {"command": "adapt", **settings, **dataclasses.asdict(make_config(AdaptConfig, own))}
-    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_yaml(folder / "config.yaml", config)
     events = [{"event": "epoch", **record} for record in model.history["records"]]
     guard = model.history["guard"]
     events.append({"event": "kept", "epoch": guard["epoch"], "of": model.history["epochs"], "reason": guard["reason"]})

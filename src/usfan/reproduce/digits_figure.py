@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel
+from usfan.files import whole_file
 from usfan.posterior.predictive import entropy
 from usfan.scoring.validators import order_probability
 
@@ -63,8 +64,8 @@ def entropy_figure(plain: dict[str, Tensor], guided: dict[str, Tensor], classes:
         axis.set_xlabel("entropy of the prediction, both at one temperature (nats)")
     axes[0].set_ylabel("density × share of the images")
     axes[0].legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format="png")
     plt.close(figure)
 
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from safetensors.torch import load_file
-
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.settings import own_settings, refuse, with_setting
@@ -30,7 +27,7 @@ from usfan.data.benchmarks.catalogue import check, load_domain
 from usfan.data.cache import PixelStore, open_store
 from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
-from usfan.files import write_json, write_tensors, write_text
+from usfan.files import Folder, append_line, read_json, write_json, write_tensors, write_text, write_yaml
 from usfan.models.backbones import create_backbone
 from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
 from usfan.reproduce.choices import chosen_pairs, commit, read_mapping, take_jobs, take_methods, take_seeds
@@ -39,6 +36,7 @@ from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
 from usfan.runs.folder import mend_log
 from usfan.scoring.outputs import Outputs
+from usfan.tensor_file import read_tensors
 from usfan.training.source import train_source
 
 SHOWN_METRICS = ("accuracy", "mean_class_accuracy", "nll", "brier", "ece", "posterior_nll", "posterior_ece", "entropy")
@@ -117,8 +115,9 @@ class Suite:
         self.check_folder()
         given = {k: str(v) if isinstance(v, Path) else v for k, v in self.given.items()}
         config = {"command": "reproduce", "benchmark": self.benchmark.name, **given}
-        write_text(self.out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-        mend_log(self.out / "log.jsonl")
+        write_yaml(self.out / "config.yaml", config)
+        with Folder(self.out) as folder:
+            mend_log(folder)
         with LiveTable(self) as live:
             if self.jobs > 1:
                 from usfan.reproduce.jobs import run_jobs
@@ -184,8 +183,7 @@ class Suite:
         write_tensors(self.tensors_path(seed, source, target, method), kept)
         write_json(path, row)
         event = {"event": "cell", "time": round(time.time(), 3), **{k: row[k] for k in LOGGED}}
-        with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        append_line(self.out / "log.jsonl", json.dumps(event, ensure_ascii=False))
         return row
 
     def score(self, model: AdaptedModel, target: str, store: PixelStore) -> dict[str, Any]:
@@ -253,7 +251,7 @@ class Suite:
 
     def rows(self) -> list[dict[str, Any]]:
         paths = [self.cell_path(*cell) for cell in self.cells()]
-        return [json.loads(p.read_text(encoding="utf-8")) for p in paths if p.is_file()]
+        return [read_json(p) for p in paths if p.is_file()]
 
     def finish(self) -> Table:
         """results.json (the rows), and the table as Markdown, LaTeX and JSON."""
@@ -279,7 +277,7 @@ class Suite:
         for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES and self.setting == "closed" else ():
             files = [self.tensors_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
             if all(file.is_file() for file in files):
-                point, posterior = (load_file(file) for file in files)
+                point, posterior = (read_tensors(file) for file in files)
                 path = self.out / f"entropy_{source}-{target}.png"
                 entropy_figure(point, posterior, len(self.found.classes), path)
 

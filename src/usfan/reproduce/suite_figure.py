@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from usfan.files import whole_file
 from usfan.reproduce.results import Table
 
 
@@ -36,6 +37,6 @@ def table_figure(table: Table, path: Path) -> None:
     axis.set_title(f"{table.title} (dash: the paper)")
     figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=len(methods))
     axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format="png")
     plt.close(figure)

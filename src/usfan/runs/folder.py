@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
+import re
 import reprlib
 import time
 from collections.abc import Iterator, Mapping
@@ -14,70 +14,93 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from usfan.compute.runtime import Runtime
 from usfan.config import WITHHELD
 from usfan.config_checks import is_number
-from usfan.errors import ArtifactError, ConfigError, UsfanError
-from usfan.files import must_be_writable, read_yaml, write_json, write_tensors, write_text
+from usfan.errors import ArtifactError, ConfigError, UsfanError, shown
+from usfan.files import (
+    Folder,
+    must_be_writable,
+    parse_json,
+    read_json_in,
+    read_yaml_in,
+    remove_parts_of,
+    write_json,
+    write_tensors_in,
+    write_text,
+    write_yaml,
+)
+from usfan.tensor_file import open_tensors_in
 
 CHECKPOINTS = "checkpoint"
+LOG = "log.jsonl"
+CURVES = re.compile(r"events\.out\.tfevents\..*")
+_CHECKPOINT = re.compile(r"epoch-(\d{5,9})\.safetensors")
 Checkpoint = tuple[int, dict[str, Tensor], dict[str, Any]]
 """Epochs done, tensors, and the rest as JSON."""
 
 
-def lock_folder(folder: Path) -> int:
+def lock_folder(folder: Folder) -> int:
     """The handle of the folder's lock, which holds until it is closed; a dead process's lock does not count."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return folder.lock(".lock")
     except OSError as error:
-        os.close(lock)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise ConfigError(f"{folder} is in use by another process: wait for it, or choose another --out") from None
+        if error.errno in (errno.EAGAIN, errno.EACCES) and error.filename is None:
+            raise ConfigError(
+                f"{folder.path} is in use by another process: wait for it, or choose another --out"
+            ) from None
         raise
-    return lock
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(path: Path) -> Iterator[None]:
     """Only this process writes to the folder; what killed writers left in it is removed."""
-    must_be_writable(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder)
-    try:
-        for inner in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
-            remove_parts(inner)
-        yield
-    finally:
-        os.close(lock)
+    must_be_writable(path)
+    with Folder(path, create=True) as folder:
+        lock = lock_folder(folder)
+        try:
+            for place, names, _, inner in os.fwalk(".", dir_fd=folder.fd):  # follows no link
+                for name in names:
+                    if os.path.islink(path / place / name):
+                        raise ConfigError(f"{path / place / name} is a link: a study's folder holds its own files")
+                remove_parts_of(inner)
+            yield
+        finally:
+            os.close(lock)
 
 
-def remove_parts(folder: Path) -> None:
-    """Remove what killed writers of `whole_file` left here. Only for the holder of the lock."""
-    for part in folder.glob(".*.part"):
-        part.unlink(missing_ok=True)
-
-
-def mend_log(path: Path) -> None:
+def mend_log(folder: Folder) -> None:
     """Cut off a last line that was only half written: a disk that was full, a machine that stopped."""
-    if path.is_file():
-        with open(path, "rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+    if folder.kind(LOG) == "missing":
+        return
+    with folder.in_place(LOG, append=False) as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                file.truncate(start + found + 1)
+                return
+            end = start
+        file.truncate(0)
 
 
 def read_run_config(folder: Path) -> dict[str, Any] | None:
     """The settings of a run folder; None if it holds none."""
-    path = folder / "config.yaml"
-    if not path.is_file():
+    if not folder.is_dir():
         return None
-    try:
-        value = read_yaml(path)
-    except ValueError as error:
-        raise ArtifactError(f"{path}: not readable as YAML: {error}") from None
-    return value if isinstance(value, dict) else None
+    with Folder(folder) as opened:
+        return read_config_in(opened)
+
+
+def read_config_in(folder: Folder) -> dict[str, Any] | None:
+    if folder.kind("config.yaml") == "missing":
+        return None
+    value = read_yaml_in(folder, "config.yaml")
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else None
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
@@ -118,6 +141,7 @@ class RunFolder:
         self.config = {"command": command, **config}
         self._writer: Any = None
         self._lock = -1
+        self._folder: Folder | None = None
         self._made: list[Path] = []
         if not writes:
             return
@@ -125,33 +149,49 @@ class RunFolder:
             raise ConfigError(f"{self.path} is a file: --out names a folder")
         self._made = [p for p in (self.path / "config.yaml", self.path / ".lock", self.path) if not p.exists()]
         must_be_writable(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(self.path)
+        self._folder = Folder(self.path, create=True)
+        try:
+            self._lock = lock_folder(self._folder)
+        except BaseException:
+            self._folder.close()
+            raise
         try:
             self._claim(resume)
         except BaseException:
             self._undo()
             raise
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Folder]:
+        """The folder, by its descriptor; a process that only reads opens it anew."""
+        if self._folder is not None and self._folder.fd >= 0:
+            yield self._folder
+        else:
+            with Folder(self.path) as folder:
+                yield folder
+
     def _claim(self, resume: bool) -> None:
         """Refuse a folder with something else in it; else write the settings."""
+        assert self._folder is not None
         before = self.read_config()
-        if before is None and any(p for p in self.path.iterdir() if not p.name.startswith(".")) and not resume:
+        if before is None and any(not n.startswith(".") for n in self._folder.names()) and not resume:
             raise ConfigError(f"{self.path} is not empty and is not a run folder: choose another --out")
         if before is not None and not resume:
             choice = "choose another --out" if self.command == "evaluate" else "pass --resume, or another --out"
-            raise ConfigError(f"{self.path} already holds a run ({before.get('command', '?')}): {choice}")
+            raise ConfigError(f"{self.path} already holds a run ({shown(before.get('command', '?'), 40)}): {choice}")
         if before is not None:
             gone = {name: None for name in before if name not in self.config}
             changed = differences({**self.config, **gone}, before)
             if changed:
-                found = f"{self.path} holds a run with other settings ({', '.join(changed)})"
+                found = f"{self.path} holds a run with other settings ({shown(', '.join(changed), 600)})"
                 raise ConfigError(f"{found}: it cannot be resumed with these")
-        for folder in (self.path, self.path / CHECKPOINTS):
-            remove_parts(folder)
-        mend_log(self.path / "log.jsonl")
+        self._folder.remove_parts()
+        if self._folder.kind(CHECKPOINTS) != "missing":
+            with self._folder.inner(CHECKPOINTS) as inner:
+                inner.remove_parts()
+        mend_log(self._folder)
         if before is None:
-            write_text(self.path / "config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+            write_yaml(self.path / "config.yaml", self.config)
 
     def _undo(self) -> None:
         """Take back what was made here: nothing has been computed yet."""
@@ -161,13 +201,19 @@ class RunFolder:
         self.close()
 
     def read_config(self) -> dict[str, Any] | None:
-        return read_run_config(self.path)
+        with self.opened() as folder:
+            return read_config_in(folder)
+
+    def inside(self, name: str) -> Path:
+        """A folder in this one, made if it is missing; a link at the name is refused."""
+        with self.opened() as folder, folder.inner(name, create=True) as inner:
+            return inner.path
 
     def log(self, event: str, **values: Any) -> None:
         """One line in log.jsonl, in one write."""
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values}, default=str) + "\n"
-        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(line)
+        with self.opened() as folder, folder.in_place(LOG, append=True) as file:
+            file.write(line.encode())
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -192,57 +238,74 @@ class RunFolder:
 
     def finished(self) -> dict[str, Any] | None:
         """The metrics of a run that ended, else None."""
-        path = self.path / "metrics.json"
-        if not path.is_file():
-            return None
-        with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
-            return json.loads(path.read_text(encoding="utf-8"))
+        with self.opened() as folder:
+            if folder.kind("metrics.json") == "missing":
+                return None
+            with contextlib.suppress(ArtifactError):
+                return read_json_in(folder, "metrics.json")
         return None
 
     def save_checkpoint(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """The newest two are kept: should the last be bad, the one before is there."""
-        folder = self.path / CHECKPOINTS
-        write_tensors(folder / f"epoch-{epoch:05d}.safetensors", tensors, {"state": json.dumps(state)})
-        for old in sorted(folder.glob("epoch-*.safetensors"))[:-2]:
-            old.unlink(missing_ok=True)
+        with self.opened() as folder, folder.inner(CHECKPOINTS, create=True) as inner:
+            write_tensors_in(inner, f"epoch-{epoch:05d}.safetensors", tensors, {"state": json.dumps(state)})
+            for old in checkpoints(inner)[:-2]:
+                inner.remove(old)
 
     def load_checkpoint(self, *, tensors: bool = True) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None. Without `tensors` only its epoch and state are read."""
-        from safetensors import SafetensorError, safe_open
-
-        for path in sorted((self.path / CHECKPOINTS).glob("epoch-*.safetensors"), reverse=True):
-            try:
-                with safe_open(path, "pt") as file:
-                    state = json.loads(file.metadata()["state"])
-                    if not isinstance(state, dict):
-                        continue
-                    names = file.keys() if tensors else ()
-                    return int(path.stem.split("-")[1]), {k: file.get_tensor(k) for k in names}, state
-            except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-                continue
+        with self.opened() as folder:
+            if folder.kind(CHECKPOINTS) == "missing":
+                return None
+            with folder.inner(CHECKPOINTS) as inner:
+                for name in reversed(checkpoints(inner)):
+                    with contextlib.suppress(ArtifactError, KeyError, TypeError, ValueError, RuntimeError):
+                        return read_checkpoint(inner, name, tensors=tensors)
         return None
 
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Around what puts a checkpoint's state in place: one that does not fit the run is named."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+            if isinstance(error, UsfanError):
+                raise
+            raise ArtifactError(
+                f"{self.path / CHECKPOINTS}: a checkpoint does not fit this run ({type(error).__name__}: "
+                f"{shown(' '.join(str(error).split()), 120)}): take the folder away to begin anew"
+            ) from None
+
     def drop_checkpoints(self) -> None:
-        for path in (self.path / CHECKPOINTS).glob("*"):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            (self.path / CHECKPOINTS).rmdir()
+        with self.opened() as folder:
+            if folder.kind(CHECKPOINTS) == "missing":
+                return
+            with folder.inner(CHECKPOINTS) as inner:
+                for name in inner.names():
+                    with contextlib.suppress(OSError):
+                        inner.remove(name)
+            with contextlib.suppress(OSError):
+                os.rmdir(CHECKPOINTS, dir_fd=folder.fd)
 
     def withhold(self, *names: str) -> None:
         """For a private run that is done: these settings leave config.yaml. With no name all do, and log and curves go.
 
-        The names of TensorBoard's files hold the name of the machine.
+        The names of TensorBoard's files hold those of the machine and the process: curves that stay get other names.
         """
         hidden = {k: WITHHELD if k != "command" and k in (names or self.config) else v for k, v in self.config.items()}
-        write_text(self.path / "config.yaml", yaml.safe_dump(hidden, sort_keys=False, allow_unicode=True))
-        if names:
-            return
-        write_text(self.path / "log.jsonl", json.dumps({"event": "finished", "private": True}) + "\n")
+        write_yaml(self.path / "config.yaml", hidden)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        for path in self.path.glob("events.out.tfevents.*"):
-            path.unlink(missing_ok=True)
+        with self.opened() as folder:
+            curves = [name for name in folder.names() if CURVES.fullmatch(name)]
+            for number, name in enumerate(curves):
+                if names:
+                    os.rename(name, f"events.out.tfevents.{number}.run", src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                else:
+                    folder.remove(name)
+        if not names:
+            write_text(self.path / LOG, json.dumps({"event": "finished", "private": True}) + "\n")
 
     def close(self) -> None:
         if self._writer is not None:
@@ -251,15 +314,33 @@ class RunFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._folder is not None:
+            self._folder.close()
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A user's mistake that is found before the first epoch leaves nothing behind."""
-        if kind is not None and issubclass(kind, UsfanError) and not (self.path / "log.jsonl").exists():
+        if kind is not None and issubclass(kind, UsfanError) and not os.path.lexists(self.path / LOG):
             self._undo()
         self.close()
+
+
+def checkpoints(folder: Folder) -> list[str]:
+    """Their names, the oldest first."""
+    return sorted(name for name in folder.names() if _CHECKPOINT.fullmatch(name))
+
+
+def read_checkpoint(folder: Folder, name: str, *, tensors: bool) -> Checkpoint:
+    with open_tensors_in(folder, name) as file:
+        state = parse_json(file.metadata()["state"].encode())
+        if not isinstance(state, dict):
+            raise ValueError("its state is no table")
+        found = {k: file.get_tensor(k) for k in (file.keys() if tensors else ())}
+    matched = _CHECKPOINT.fullmatch(name)
+    assert matched is not None
+    return int(matched[1]), found, state
 
 
 @contextlib.contextmanager
@@ -281,6 +362,21 @@ def open_run(
         if runtime.rank == 0:
             raise
         raise SystemExit(0) from None
+
+
+def must_fit(state: dict[str, Tensor], network: torch.nn.Module) -> None:
+    """ValueError unless a state that is put in place later is empty, or one of this network."""
+    own = {k: v.shape for k, v in network.state_dict().items()}
+    if state and {k: v.shape for k, v in state.items()} != own:
+        raise ValueError("a state in it is that of another network")
+
+
+def checked_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a checkpoint says of the epochs; raises where one lacks its number, or its figures are no numbers."""
+    return [
+        {**one, "epoch": int(one["epoch"]), "validators": {str(k): float(v) for k, v in one["validators"].items()}}
+        for one in records
+    ]
 
 
 def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:

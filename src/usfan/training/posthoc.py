@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from usfan.artifacts.model import SourceModel, as_images
+from usfan.artifacts.schema import check_names
 from usfan.compute.passes import engine_store, prepare
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import RuntimeConfig
@@ -59,8 +60,9 @@ def attach_posterior(
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
     needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
     data = named_data(as_images(data), classes)
-    spec = spec or module_spec(module, data)
-    module = copy_module(module).to(engine.device)
+    spec = spec or module_spec(copy_module(module).float() if is_odd(module) else module, data)
+    check_names(tuple(data.classes or ()))
+    module = copy_module(module).to(engine.device, torch.float32)  # posteriors, views and saved models are float32
     known = recognise_timm(module)
     store = engine_store(data, spec, engine)
     rows = torch.arange(min(2, len(store)), device=engine.device)
@@ -98,6 +100,11 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
         what = f"{data.name} has {len(data.classes)} classes, the module {outputs}"
         raise DataError(f"{what}: pass classes=, the names of all its outputs in its order")
     return tuple(data.classes)
+
+
+def is_odd(module: nn.Module) -> bool:
+    """Whether some of its numbers are not float32, as those of a module in half or double precision."""
+    return any(t.is_floating_point() and t.dtype != torch.float32 for t in (*module.parameters(), *module.buffers()))
 
 
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:

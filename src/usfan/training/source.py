@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
+from usfan.artifacts.schema import check_names
 from usfan.compute.accelerate.layers import accelerated, settle_layout
 from usfan.compute.features import FeatureStore, features_of, on_features
 from usfan.compute.loop import Batch, Loop, Progress
@@ -28,7 +29,7 @@ from usfan.models.backbones import Backbone, create_backbone
 from usfan.models.classifier import Classifier
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.runs.folder import RunFolder, load_checkpoint
+from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
 from usfan.scoring.outputs import Outputs
 
@@ -99,6 +100,7 @@ def check_labelled(data: ImageData | PixelStore) -> tuple[str, ...]:
         raise DataError("no labels: a source model is trained on class/*.jpg folders or a list with labels")
     if len(data.classes) < 2:
         raise DataError(f"one class only ({data.classes[0]}); a classifier needs at least two")
+    check_names(data.classes)
     check_counts(data.labels, data.classes)
     return tuple(data.classes)
 
@@ -215,9 +217,12 @@ class Training:
         if found is None:
             return 0
         epoch, tensors, state = found
-        self.loop.restore(tensors)
-        self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-        self.best = state["best"]
+        assert self.folder is not None
+        with self.folder.restoring():
+            self.loop.restore(tensors)
+            self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
+            self.best = {"accuracy": float(state["best"]["accuracy"]), "epoch": int(state["best"]["epoch"])}
+            must_fit(self.best_state, self.classifier)
         return epoch
 
 

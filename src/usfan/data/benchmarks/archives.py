@@ -10,6 +10,7 @@ label −1 here, for the caller to leave out.
 
 import bz2
 import gzip
+import os
 import struct
 import zipfile
 import zlib
@@ -17,10 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from usfan.errors import DataError
+from usfan.budget import allowed, check_cost
+from usfan.errors import DataError, shown
 
 CIFAR9_OF_CIFAR10 = np.array([0, 1, 2, 3, 4, 5, -1, 6, 7, 8])
 """CIFAR-10: airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck."""
@@ -73,11 +76,58 @@ def _reading(place: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{error.filename or place} is missing: unpack the whole archive there") from error
-    except (OSError, ValueError, KeyError, IndexError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"cannot read {place} ({type(error).__name__}: {error}): fetch it again") from error
+    except Exception as error:  # numpy, scipy and the unpackers raise nearly every type there is
+        reason = f"{type(error).__name__}: {shown(error, 200)}"
+        raise DataError(f"cannot read {place} ({reason}): fetch it again") from error
+
+
+MOST_BYTES = 1 << 30
+"""Of an unpacked file: four times SVHN's."""
+MOST_RATIO = 50
+"""How much smaller a packed file may be than what it holds: MNIST's labels come to 3, its images to 5."""
+FREE_BYTES = 1 << 20
+MOST_ROWS = 1_000_000
+
+
+def bounded_size(path: Path, unpacked_size: int, packed_size: int) -> None:
+    limit = min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * packed_size))
+    check_cost(f"{path} unpacks to", unpacked_size, limit, "bytes", DataError)
+
+
+def unpacked(file: Path) -> bytes:
+    """The content of a plain, .gz or .bz2 file: no more of it is unpacked than the limit."""
+    size = os.stat(file).st_size
+    kinds: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+    most = allowed(min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * size)))
+    with kinds.get(file.suffix, open)(file, "rb") as content:
+        raw = content.read(most + 1)
+    bounded_size(file, len(raw), size)
+    return raw
+
+
+def check_mat(file: Path) -> None:
+    """The parts of a MATLAB file are packed one by one: unpack each, to nowhere, before scipy believes its sizes."""
+    size, total = os.stat(file).st_size, 0
+    with open(file, "rb") as content:
+        content.seek(128)
+        while len(tag := content.read(8)) == 8:
+            kind, length = struct.unpack("<II", tag)
+            if kind != 15:  # not packed: its size is that of the file
+                content.seek(length, os.SEEK_CUR)
+                continue
+            unpacker, left = zlib.decompressobj(), length
+            while left > 0 and (piece := content.read(min(left, 1 << 16))):
+                left -= len(piece)
+                while piece:
+                    total += len(unpacker.decompress(piece, 1 << 20))
+                    piece = unpacker.unconsumed_tail
+                    bounded_size(file, total, size)
 
 
 def _npz(path: Path, name: str) -> np.ndarray:
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            bounded_size(path, entry.file_size, entry.compress_size)
     with np.load(path) as arrays:
         if name not in arrays:
             raise DataError(f"{path} holds {', '.join(arrays.files)}; expected x_train, y_train, x_test, y_test")
@@ -88,7 +138,7 @@ def _idx(path: Path, split: str, what: str) -> np.ndarray:
     """MNIST's own format: two zero bytes, type (8: uint8), number of axes, sizes (big-endian), values."""
     stem = {"train": "train", "test": "t10k"}[split]
     file = path.with_name(f"{stem}-{what}-ubyte{path.suffix if path.suffix == '.gz' else ''}")
-    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    raw = unpacked(file)
     zeros, kind, axes = struct.unpack(">HBB", raw[:4])
     if (zeros, kind) != (0, 8):
         raise DataError(f"{file} does not begin as an idx file of bytes: fetch it again")
@@ -99,7 +149,9 @@ def _idx(path: Path, split: str, what: str) -> np.ndarray:
 def _libsvm(path: Path, split: str) -> list[str]:
     """USPS at LIBSVM: lines of `label 1:value … 256:value`, labels 1 to 10 for digits 0 to 9, values in [−1, 1]."""
     file = path if split == "train" else path.with_name("usps.t.bz2")
-    return bz2.decompress(file.read_bytes()).decode("ascii").splitlines()
+    raw = unpacked(file)
+    check_cost(f"{file}: lines", raw.count(b"\n"), MOST_ROWS, "in number", DataError)
+    return raw.decode("ascii").splitlines()
 
 
 def _libsvm_labels(path: Path, split: str) -> np.ndarray:
@@ -119,7 +171,9 @@ def _libsvm_pixels(path: Path, split: str) -> np.ndarray:
 def _mat(path: Path, split: str, name: str) -> np.ndarray:
     from scipy.io import loadmat
 
-    return loadmat(path.with_name(f"{split}_32x32.mat"), variable_names=[name])[name]
+    file = path.with_name(f"{split}_32x32.mat")
+    check_mat(file)
+    return loadmat(file, variable_names=[name])[name]
 
 
 def _cifar(folder: Path, split: str) -> np.ndarray:

@@ -83,10 +83,7 @@ def _inspect_lists(benchmark: Benchmark, base: Path, domain: Domain) -> Inspecti
         if file is None:
             problems.append(f"the list {domain.name}_{split}.txt is missing beside the folder {domain.name}")
             continue
-        try:
-            entries = lists.parse(file.read_text(encoding="utf-8-sig"))
-        except UnicodeDecodeError:
-            raise DataError(f"{file} is not a text file in UTF-8: expected lines of `path label`") from None
+        entries = lists.parse(lists.read_text(str(file)))
         counts[split] = Counter(Path(entry.path).parent.name for entry in entries)
         problems += _list_problems(benchmark, base, file, entries)
     return Inspection(counts, tuple(problems))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import struct
 import threading
@@ -30,7 +31,7 @@ from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401 (registers its format)
 from PIL.JpegImagePlugin import JpegImageFile
 
-from usfan.errors import DataError
+from usfan.errors import DataError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,13 @@ MAX_SIDE = 65_535
 """JPEG's own limit. Resizing a longer strip would need gigabytes of filter coefficients."""
 MAX_BYTES = 2**29
 """512 MiB: the largest file that is read."""
+
+MAX_SCANS = 200
+MAX_SCANNED = 2**31
+"""Scans of a JPEG, and scans × pixels: 32 over the largest picture. Encoders make 10 to 20."""
+MAX_TEXT_HEADER = 4096
+MAX_TEXT_BYTES = 2**24
+_NETPBM_HEADER = re.compile(rb"P[14](?:(?:\s|#[^\r\n]*[\r\n])+\d+){2}\s|P[2356](?:(?:\s|#[^\r\n]*[\r\n])+\d+){3}\s")
 
 # Pillow loads the first five on its own; importing their plugins, as above, registers the other two.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
@@ -104,8 +112,8 @@ quiet = _Quiet()
 
 
 def one_line(text: str) -> str:
-    """The text as it is, or escaped where it holds line breaks or other characters a terminal would act on."""
-    return text if text.isprintable() else ascii(text)
+    """The text as it is; in quotes and escaped if it holds line breaks or other characters a terminal would act on."""
+    return shown(text) if text.isprintable() else f"'{shown(text)}'"
 
 
 def decode_file(path: str, channels: int = 3) -> Image.Image:
@@ -127,13 +135,15 @@ def decode_file(path: str, channels: int = 3) -> Image.Image:
     return decode_bytes(content, path, channels)
 
 
-def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
+def decode_bytes(content: bytes, path: str, channels: int = 3, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """As `decode_file`, for the content of a file; `path` is the name to blame."""
     if not content:
         raise UnreadableImage(path, "empty file")
     with quiet:
         try:
-            with _open(content) as image:
+            _check_header(content, path)
+            with _open(content, formats) as image:
+                _check_scans(image, content, path)
                 return convert(image, path, channels)
         except UnreadableImage:
             raise
@@ -141,12 +151,12 @@ def decode_bytes(content: bytes, path: str, channels: int = 3) -> Image.Image:
             raise UnreadableImage(path, _reason(error)) from error
 
 
-def _open(content: bytes) -> Image.Image:
+def _open(content: bytes, formats: tuple[str, ...]) -> Image.Image:
     """Pillow's image, not yet decoded. Pillow refuses pictures of 179 million pixels; of a JPEG `convert` judges."""
     try:
-        return Image.open(io.BytesIO(content), formats=FORMATS)
+        return Image.open(io.BytesIO(content), formats=formats)
     except Image.DecompressionBombError:
-        if not content.startswith(b"\xff\xd8\xff"):
+        if "JPEG" not in formats or not content.startswith(b"\xff\xd8\xff"):
             raise
         return JpegImageFile(io.BytesIO(content))
 
@@ -160,6 +170,25 @@ def _decode_smaller(image: Image.Image) -> None:
     share = next((n for n in (2, 4, 8) if -(-width // n) * -(-height // n) <= MAX_PIXELS), None)
     if share is not None:
         image.draft(None, (width // share, height // share))
+
+
+def _check_header(content: bytes, path: str) -> None:
+    """Pillow reads the text of a netpbm file in Python, byte by byte where it holds comments: 20 s for 20 MB."""
+    if content[:1] != b"P" or content[1:2] not in b"123456":
+        return
+    if _NETPBM_HEADER.match(content[:MAX_TEXT_HEADER]) is None:
+        raise UnreadableImage(path, f"no netpbm header in the first {MAX_TEXT_HEADER} bytes")
+    if content[1:2] in b"123" and (len(content) > MAX_TEXT_BYTES or content.count(b"#", MAX_TEXT_HEADER) > 0):
+        raise UnreadableImage(path, f"pixels as text: over the limit of {MAX_TEXT_BYTES} bytes, or with comments")
+
+
+def _check_scans(image: Image.Image, content: bytes, path: str) -> None:
+    """A progressive JPEG may go over the picture as often as it likes, with next to no data."""
+    if image.format != "JPEG":
+        return
+    scans = content.count(b"\xff\xda")
+    if scans > MAX_SCANS or scans * image.width * image.height > MAX_SCANNED:
+        raise UnreadableImage(path, f"too costly: {scans} scans of {image.width}x{image.height} pixels")
 
 
 def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:

@@ -8,10 +8,12 @@ only, and are spoken to in JSON. One that crashes or hangs on a file is replaced
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,8 +25,12 @@ from typing import BinaryIO, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from usfan.data.decoding.process import SECONDS
+
 CHUNK = 16
 """Images per job."""
+CHUNK_BYTES = 64 << 20
+"""Of pixels: fewer large images make a job."""
 AHEAD = 2
 """Jobs a process has at a time: the one at work and the one after it."""
 PATIENCE = 30.0
@@ -34,6 +40,8 @@ MOST_RESTARTS = 20
 
 # glibc hands every freed picture back to the system, and each new one then costs 50 page faults: a third of the time.
 _KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**27), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+# numpy's library reserves memory for a thread per core, which would take most of what a decoder may have.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
 
 
@@ -41,9 +49,18 @@ class _Died(Exception):
     """A decoding process ended, or had to be ended; the text is the reason to give for its file."""
 
 
+class _TookLong(_Died):
+    """It used up the time of a file, which is certainly to blame."""
+
+
 class _Job(NamedTuple):
     start: int
     paths: Sequence[str]
+    side: int | None = None
+    """Asks for thumbnails of this side."""
+
+
+Answer = str | dict[str, str] | None
 
 
 def can_start() -> bool:
@@ -58,28 +75,40 @@ def decode_in_processes(
 
     The tensor is a view of shared memory, valid until the next chunk is asked for. Memory: `workers` × `AHEAD` chunks.
     """
-    chunks = [paths[at : at + CHUNK] for at in range(0, len(paths), CHUNK)]
+    step = max(1, min(CHUNK, CHUNK_BYTES // (channels * size * size)))
+    chunks = [paths[at : at + step] for at in range(0, len(paths), step)]
     workers = max(1, min(workers, len(chunks)))
     slots = workers * AHEAD
-    with _shared_file(slots * CHUNK * channels * size * size) as file:
+    with _shared_file(slots * step * channels * size * size) as file:
         # Never closed by hand: it goes with the last tensor that looks at it.
         memory = mmap.mmap(file.fileno(), 0)
-        pixels = torch.frombuffer(memory, dtype=torch.uint8).view(slots, CHUNK, channels, size, size)
+        pixels = torch.frombuffer(memory, dtype=torch.uint8).view(slots, step, channels, size, size)
         pool: list[_Process] = []
         try:
             for _ in range(workers):
                 pool.append(_Process(file.fileno(), size, channels))
             for number in range(min(slots, len(chunks))):
-                pool[number % workers].send(_Job(number % slots * CHUNK, chunks[number]))
+                pool[number % workers].send(_Job(number % slots * step, chunks[number]))
             for number, chunk in enumerate(chunks):
                 process = pool[number % workers]
-                reasons = process.receive()
-                yield number * CHUNK, reasons, pixels[number % slots, : len(chunk)]
+                reasons = [None if answer is None else str(answer) for answer in process.receive()]
+                yield number * step, reasons, pixels[number % slots, : len(chunk)]
                 if number + slots < len(chunks):  # the slot is free again
-                    process.send(_Job(number % slots * CHUNK, chunks[number + slots]))
+                    process.send(_Job(number % slots * step, chunks[number + slots]))
         finally:
             for process in pool:
                 process.stop()
+
+
+def thumbnails(paths: Sequence[str], side: int) -> list[Answer]:
+    """For each file {"jpeg": base64}, or the reason why there is none; one process, with the limits of all decoding."""
+    with _shared_file(mmap.PAGESIZE) as file:
+        process = _Process(file.fileno(), 1, 3)
+        try:
+            process.send(_Job(0, list(paths), side))
+            return process.receive()
+        finally:
+            process.stop()
 
 
 class _Process:
@@ -102,7 +131,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             pass_fds=[self.memory_handle],
-            env=os.environ | _KEEP_FREED_MEMORY | {"PYTHONPATH": search},
+            env=os.environ | _KEEP_FREED_MEMORY | _ONE_THREAD | {"PYTHONPATH": search},
         )
         assert self.child.stdout is not None
         self.selector = selectors.DefaultSelector()
@@ -117,32 +146,34 @@ class _Process:
     def _write(self, job: _Job) -> None:
         assert self.child.stdin is not None
         try:
-            self.child.stdin.write(json.dumps({"start": job.start, "paths": list(job.paths)}).encode() + b"\n")
+            asked: dict[str, object] = {"start": job.start, "paths": list(job.paths)}
+            asked |= {} if job.side is None else {"side": job.side}
+            self.child.stdin.write(json.dumps(asked).encode() + b"\n")
             self.child.stdin.flush()
         except BrokenPipeError:
             pass  # it died; `receive` will see that and send the job again
 
-    def receive(self) -> list[str | None]:
+    def receive(self) -> list[Answer]:
         """The answers to the oldest job: None, or the reason why a file could not be read."""
         job = self.jobs[0]
-        reasons: list[str | None] = []
+        reasons: list[Answer] = []
         while len(reasons) < len(job.paths):
             try:
                 reasons.append(self._answer())
             except _Died as death:
                 # A process can be killed from outside, so a file is blamed only when it is there a second time.
                 path = job.paths[len(reasons)]
-                if path in self.suspects:
+                if path in self.suspects or isinstance(death, _TookLong):
                     reasons.append(str(death))
                 self.suspects.add(path)
-                self._restart(_Job(job.start + len(reasons), job.paths[len(reasons) :]))
+                self._restart(job._replace(start=job.start + len(reasons), paths=job.paths[len(reasons) :]), path)
         self.jobs.popleft()
         return reasons
 
-    def _answer(self) -> str | None:
+    def _answer(self) -> Answer:
         if not self.ready:
             if self._line(2 * PATIENCE) != b"ready":
-                raise RuntimeError("a decoding process did not start as expected")
+                raise OSError("a decoding process did not start as expected")
             self.ready = True
         return json.loads(self._line(PATIENCE))
 
@@ -155,17 +186,19 @@ class _Process:
             more = os.read(self.child.stdout.fileno(), 65536)
             if not more:
                 code = self.child.wait()
+                if code == -signal.SIGPROF:
+                    raise _TookLong(f"decoding took over {SECONDS:.0f} s")
                 raise _Died(f"the decoder crashed ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
             self.unread += more
         line, _, self.unread = self.unread.partition(b"\n")
         return line
 
-    def _restart(self, rest: _Job) -> None:
+    def _restart(self, rest: _Job, path: str) -> None:
         self.restarts += 1
         started, report = self.ready, self.stop()
         if not started or self.restarts > MOST_RESTARTS:
-            what = "could not start" if not started else f"crashed {self.restarts} times"
-            raise RuntimeError(f"a decoding process {what}: {report or 'it left no message'} (workers=0 does without)")
+            what = "could not start" if not started else f"crashed {self.restarts} times, the last time on {path}"
+            raise OSError(f"a decoding process {what}: {report or 'it left no message'} (--workers 0 does without)")
         self.start()
         for job in (rest, *list(self.jobs)[1:]):
             self._write(job)
@@ -195,5 +228,8 @@ def _shared_file(size: int) -> BinaryIO:
         file: BinaryIO = os.fdopen(os.memfd_create("usfan-pixels"), "r+b")
     else:
         file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (the caller closes it)
+    if file.fileno() < 3:  # a standard handle was closed, and the child gets its own in that place
+        with file:
+            file = os.fdopen(fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 3), "r+b")
     file.truncate(size)
     return file

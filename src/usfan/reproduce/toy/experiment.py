@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from usfan.adaptation.methods import METHODS, find_method
 from usfan.errors import ConfigError
-from usfan.files import write_json, write_text
+from usfan.files import write_json, write_text, write_yaml
 from usfan.progress import bar
 from usfan.reproduce.toy import model as toy
 from usfan.reproduce.toy.adapt import FLIPPED, VARIANTS, StackedPosterior, adapt_stack
@@ -180,7 +179,7 @@ def run_toy(
     with bar("toy", len(seeds) * (source_steps + len(SHIFTS) * moving * target_steps), "steps") as shown:
         study = study_toy(seeds, variants=variants, advance=progress or shown.advance, **settings)
     config = {"command": "reproduce", "benchmark": "toy", "seeds": list(seeds), "methods": methods}
-    write_text(out / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    write_yaml(out / "config.yaml", config)
     fixed = {**settings, "momentum": toy.MOMENTUM, "weight_decay": toy.WEIGHT_DECAY}
     write_json(out / "study.json", {**fixed, "variants": {name: asdict(v) for name, v in variants.items()}})
     write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in study.log))

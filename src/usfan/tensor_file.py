@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.errors import ArtifactError
+from usfan.errors import ArtifactError, shown
+from usfan.files import Folder
 
 MAX_HEADER_BYTES = 8 << 20
 """A network of 10,000 tensors has a header of about 1 MB."""
+MAX_SPARSE_BYTES = 16 << 20
+MOST_SPARSE = 64
+"""A larger file must be stored to 1/64 at least: file systems that compress come to 1/32, holes to nothing."""
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 DTYPES |= {"I32": torch.int32, "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16}
@@ -23,18 +28,38 @@ Expected = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @contextlib.contextmanager
-def open_tensors(file: Path) -> Iterator[Any]:
+def open_tensors(path: Path) -> Iterator[Any]:
+    with Folder(path.parent) as folder, open_tensors_in(folder, path.name) as tensors:
+        yield tensors
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    with open_tensors(path) as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def open_tensors_in(folder: Folder, name: str) -> Iterator[Any]:
+    """The file as safetensors opens it, by its descriptor: no link, no hole, a header of bounded length."""
     from safetensors import SafetensorError, safe_open
 
+    path = folder.path / name
     try:
-        with open(file, "rb") as start:
-            length = int.from_bytes(start.read(8), "little")
-        if length > MAX_HEADER_BYTES:
-            raise ArtifactError(f"{file}: not readable as safetensors: its header would have {length} bytes")
-        with safe_open(file, "pt") as tensors:
-            yield tensors
+        with folder.open(name) as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MAX_HEADER_BYTES:
+                raise ArtifactError(f"{path}: not readable as safetensors: its header would have {length} bytes")
+            status = os.fstat(file.fileno())
+            if status.st_size > MAX_SPARSE_BYTES and 0 < status.st_blocks * 512 * MOST_SPARSE < status.st_size:
+                stored = status.st_blocks * 512
+                raise ArtifactError(
+                    f"{path}: {status.st_size} bytes of which {stored} are stored: a file of holes is not read"
+                )
+            own = Path(f"/dev/fd/{file.fileno()}")
+            with safe_open(own if own.exists() else path, "pt") as tensors:
+                yield tensors
     except (SafetensorError, OSError) as error:
-        raise ArtifactError(f"{file}: not readable as safetensors: {str(error)[:300]}") from None
+        raise ArtifactError(f"{path}: not readable as safetensors: {shown(error, 300)}") from None
 
 
 def check_header(file: Path, tensors: Any, expected: Expected) -> None:

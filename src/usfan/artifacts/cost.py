@@ -1,0 +1,66 @@
+"""What a network costs for one image, from a sketch of it on torch's meta device: nothing is allocated.
+
+A config is a few kilobytes and can ask for any input size. A network may cost twice what it costs at the size it is
+made for, or the floor below, whichever is more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from usfan.budget import check_cost
+from usfan.data.views import InputSpec
+
+FLOOR_BYTES = 16 << 20
+"""A batch of 64 such images takes 1 GiB."""
+FLOOR_OPERATIONS = 4e9
+"""Those of a ResNet-50 at 224×224."""
+TIMES = 2
+
+
+class Cost(NamedTuple):
+    bytes: int
+    """The largest layer's input and output, and the pixels."""
+    operations: float
+    """Multiplications in convolutions and linear layers."""
+
+
+def cost_of(network: nn.Module, spec: InputSpec) -> Cost:
+    """Of one image; whatever the network raises comes through."""
+    largest, operations = 0, 0.0
+
+    def look(module: nn.Module, given: tuple[object, ...], result: object) -> None:
+        nonlocal largest, operations
+        sizes = [t.numel() for t in (*given, result) if isinstance(t, Tensor)]
+        largest = max(largest, sum(sizes))
+        if not sizes or not isinstance(result, Tensor):
+            return
+        if isinstance(module, nn.Linear):
+            operations += result.numel() * module.in_features
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            operations += result.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+
+    leaves = [module for module in network.modules() if not list(module.children()) or isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_hook(look) for module in leaves]
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, spec.channels, spec.size, spec.size, device="meta"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    pixels = spec.channels * (5 * spec.resize**2 + 8 * spec.size**2)
+    return Cost(4 * largest + pixels, operations)
+
+
+def check_image_cost(network: nn.Module, spec: InputSpec, native: InputSpec, place: str) -> None:
+    """Raise if an image costs out of proportion to what the network is made for."""
+    cost, base = cost_of(network, spec), Cost(0, 0.0)
+    if cost.bytes > FLOOR_BYTES or cost.operations > FLOOR_OPERATIONS:
+        base = cost_of(network, native)
+    size = f"{place}: input: images of {spec.channels}×{spec.size}×{spec.size} (resized to {spec.resize})"
+    check_cost(f"{size} need memory", cost.bytes, max(FLOOR_BYTES, TIMES * base.bytes), "bytes each")
+    check_cost(f"{size} need", cost.operations, max(FLOOR_OPERATIONS, TIMES * base.operations), "operations each")

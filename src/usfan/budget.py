@@ -1,0 +1,37 @@
+"""What a stranger's file may cost. Limits are compared with what is asked for before memory or time is spent."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from usfan.errors import ArtifactError, ConfigError, UsfanError
+
+_times: ContextVar[float] = ContextVar("budget", default=1.0)
+
+
+@contextlib.contextmanager
+def budget(times: float) -> Iterator[None]:
+    """Inside, all limits are so many times as high; the flag --budget of every command."""
+    if not 0 < times <= 1e6:
+        raise ConfigError(f"budget must be a number above 0 and at most 1000000; got {times}")
+    token = _times.set(_times.get() * times)
+    try:
+        yield
+    finally:
+        _times.reset(token)
+
+
+def allowed(limit: float) -> int:
+    """The limit as it stands."""
+    return int(limit * _times.get())
+
+
+def check_cost(what: str, needed: float, limit: float, unit: str, kind: type[UsfanError] = ArtifactError) -> None:
+    """Raise unless `needed` is within the limit; say which budget would do."""
+    times = _times.get()
+    if needed > limit * times:
+        more = math.ceil(10 * needed / limit) / 10
+        raise kind(f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:g} allows it")

@@ -1,0 +1,123 @@
+"""How a command ends: exit codes, one line for what went wrong, and signals that end it for sure.
+
+0 done, 1 a fault, 2 a user's mistake, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from usfan.errors import UsfanError, out_of_memory, shown
+
+GRACE = 5.0
+"""Seconds from a signal to the end of the process, whatever it does. Files are whole or absent at any moment."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    @property
+    def code(self) -> int:
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGINT and SIGTERM raise `Stopped` once. An exception can get lost (in a destructor, or while a library waits),
+    so the process ends `GRACE` seconds after the first signal, and at once with the second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        timer = threading.Timer(GRACE, os._exit, (128 + number,))
+        timer.daemon = True
+        timer.start()
+        raise Stopped(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:  # as nohup and shells in the background set it
+            signal.signal(number, handle)
+    try:
+        yield
+    except BaseException as error:
+        if seen and not isinstance(error, Stopped):  # what a library made of it, such as an ImportError
+            raise Stopped(seen[0]) from None
+        raise
+    finally:
+        if not seen:  # else the timer runs on: the interpreter itself may wait for a thread
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+def keep_standard_handles() -> None:
+    """Standard input, output and error are open, if only on nothing: else the next file opened takes their place."""
+    for handle in (0, 1, 2):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.dup(2), "w")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.dup(1), "w")
+
+
+class PlainFormatter(logging.Formatter):
+    """A stranger's names may be in a warning."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+def plain_warnings() -> None:
+    """What libraries and the package warn of, escaped."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainFormatter())
+
+
+def exit_code(program: str, error: BaseException, to_go_on: Callable[[], str] = str) -> int | None:
+    """Say what happened in one line; what to exit with. None for a fault of the program, which shows its traceback.
+
+    `to_go_on` gives the rest of the line for a run that was interrupted.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        terminated = isinstance(error, Stopped) and error.number == signal.SIGTERM
+        say(f"{program}: {'terminated' if terminated else 'interrupted'}{to_go_on()}")
+        return error.code if isinstance(error, Stopped) else 130
+    if isinstance(error, UsfanError):
+        say(f"{program}: {' '.join(str(error).split())}")
+        return 2
+    if isinstance(error, OSError) or out_of_memory(error):
+        say(f"{program}: {fault_line(error)}")
+        return 1
+    return None
+
+
+def say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, or full
+        print(shown(line), file=sys.stderr, flush=True)
+
+
+def fault_line(error: BaseException) -> str:
+    """Of the machine: files and memory."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"out of memory: {shown(text, 300)}" if out_of_memory(error) else text

@@ -1,0 +1,114 @@
+"""Every place in the package that opens, reads, writes or removes a file: a new one goes through `usfan.files`, or is
+added here with the reason why it may do without."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import usfan
+
+ROOT = Path(usfan.__file__).parent
+NAMES = {"open", "save_file", "load_file", "safe_open", "loadmat", "SummaryWriter", "read_bytes", "read_text"}
+CALLS = {
+    *(f"os.{name}" for name in ("open", "fdopen", "unlink", "remove", "rename", "replace", "rmdir", "mkdir")),
+    *(f"tempfile.{name}" for name in ("mkstemp", "TemporaryFile", "NamedTemporaryFile", "mkdtemp")),
+    *("gzip.open", "bz2.open", "gzip.decompress", "bz2.decompress", "zipfile.ZipFile", "np.load", "np.fromfile"),
+    *("np.loadtxt", "torch.load", "torch.save", "Image.open", "mmap.mmap", "shutil.rmtree", "shutil.copyfileobj"),
+    *("yaml.safe_load", "yaml.load", "json.load"),
+}
+METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink", "savefig", "symlink_to", "rmdir", "touch"}
+
+ALLOWED = {
+    "files.py": "the one way",
+    "tensor_file.py": "the one way, for tensors: by descriptor",
+    "config.py read_bytes": "the package's own presets",
+    "data/cache.py open": "the cache, under a name made of a digest; sizes are compared first",
+    "data/cache_file.py tempfile.mkstemp": "the cache: a new name",
+    "data/cache_file.py os.fdopen": "the cache: that new file",
+    "data/cache_file.py os.replace": "the cache: a link at the name is replaced",
+    "data/cache_file.py unlink": "the cache: its own parts",
+    "data/cache_file.py os.open": "the cache: its folder, to bring a name to the disk",
+    "data/cache_file.py mmap.mmap": "the cache: an open file",
+    "data/images.py open": "the user's images, for their digest: 1 MiB of each",
+    "data/decoding/decode.py open": "the user's images: a regular file of bounded size",
+    "data/decoding/decode.py Image.open": "bytes that were read",
+    "data/decoding/gpu.py open": "the user's images: a regular file of bounded size",
+    "data/decoding/gpu.py Image.open": "bytes that were read",
+    "data/decoding/process.py os.open": "/dev/null",
+    "data/decoding/process.py mmap.mmap": "the shared memory",
+    "data/decoding/pool.py mmap.mmap": "the shared memory",
+    "data/decoding/pool.py os.fdopen": "the shared memory",
+    "data/decoding/pool.py tempfile.TemporaryFile": "unnamed",
+    "data/memory.py read_text": "/proc and /sys",
+    "data/benchmarks/archives.py open": "published archives that the user has, to compare sizes",
+    "data/benchmarks/archives.py zipfile.ZipFile": "to compare sizes",
+    "data/benchmarks/archives.py np.load": "after the sizes were compared",
+    "data/benchmarks/archives.py np.fromfile": "published archives: as large as the file",
+    "data/benchmarks/archives.py loadmat": "after the sizes were compared",
+    "data/benchmarks/catalogue.py read_text": "the package's own",
+    "data/benchmarks/layouts.py read_text": "by `read_named`",
+    "data/lists.py read_text": "by `read_named`",
+    "models/backbones.py torch.load": "weights only, after the sizes were compared",
+    "models/backbones.py zipfile.ZipFile": "to compare sizes",
+    "compute/features.py open": "the cache, under a name made of a digest; sizes are compared first",
+    "adaptation/adapt.py self.open": "no file",
+    "adaptation/adapt.py self.guard.open": "no file",
+    "evaluation/predictions.py open": "a part that `whole_file` made, or the parts of other processes",
+    "evaluation/predictions.py unlink": "those parts",
+    "evaluation/predictions.py shutil.copyfileobj": "those parts",
+    "report/page.py read_text": "the package's own",
+    "reproduce/tables.py read_text": "the package's own",
+    "reproduce/digits.py gzip.decompress": "a file of an installed package",
+    "reproduce/digits.py read_bytes": "a file of an installed package",
+    "reproduce/digits.py np.loadtxt": "bytes that were read",
+    "reproduce/agreement.py unlink": "its own tables: of a link, the link goes",
+    "reproduce/command.py Suite.open": "no file",
+    "reproduce/job.py Suite.open": "no file",
+    "reproduce/toy/figure.py savefig": "to a part that `whole_file` made",
+    "reproduce/suite_figure.py savefig": "to a part that `whole_file` made",
+    "reproduce/digits_figure.py savefig": "to a part that `whole_file` made",
+    "runs/folder.py os.rename": "relative to the folder's descriptor",
+    "runs/folder.py os.rmdir": "relative to the folder's descriptor",
+    "runs/folder.py rmdir": "what this run made itself",
+    "runs/folder.py unlink": "what this run made itself",
+    "runs/folder.py SummaryWriter": "TensorBoard names its file by time, machine and process",
+    "cli/commands.py read_text": "the table that `predict --json` has just written to a temporary folder",
+    "cli/ending.py os.open": "/dev/null",
+    "cli/ending.py os.fdopen": "standard error",
+}
+"""File, and the call in it, or the file alone: why it is no way out."""
+
+
+def calls(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if name in NAMES | CALLS or name.endswith(".open"):
+            found.append(name)
+        elif method in METHODS and name.split(".")[0] != "folder":
+            found.append(method)
+    return found
+
+
+def test_every_open_is_known():
+    unknown, used = Counter(), set()
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        for call in calls(path):
+            key = place if place in ALLOWED else f"{place} {call}"
+            if key not in ALLOWED and call == "folder.open":
+                continue  # of `usfan.files.Folder`
+            used.add(key)
+            if key not in ALLOWED:
+                unknown[key] += 1
+    assert not unknown, "go through usfan.files, or say here why not"
+    assert not set(ALLOWED) - used, "no longer there"
+
+
+def test_a_new_open_is_noticed(tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text("open('a')\nPath('b').write_text('c')\nimport os\nos.open('d', 0)\nnp.load('e')\n")
+    assert calls(file) == ["open", "write_text", "os.open", "np.load"]
