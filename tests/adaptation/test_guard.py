@@ -109,8 +109,8 @@ def same(a, b) -> bool:
 def test_images_without_structure_do_not_move_the_model(source, value):
     blank = np.full((64, 28, 28), value, dtype=np.uint8)
     model = usfan.adapt(source, blank, **TINY)
-    assert model.history["guard"]["kept"] == "source" or model.history["guard"]["reason"].endswith("changed")
-    assert same(model, source) or model.history["guard"]["kept"] == "adapted"
+    changed = model.passes.after.logits.argmax(1) != model.passes.before.logits.argmax(1)
+    assert same(model, source) or float(changed.double().mean()) < 0.01
 
 
 def test_noise_does_not_move_the_model(source):

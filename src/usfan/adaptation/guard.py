@@ -105,8 +105,8 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
     return Kept(
         "undecided",
         0,
-        f"{start}cannot tell: {seen}, not a certain gain on {'so few images' if last.changed else 'these images'}; "
-        "the source model stays in use, the adapted model is saved beside it",
+        f"{start}cannot tell: {seen}, which may be chance; the source model stays in use, the adapted model is saved "
+        "beside it",
         last.epoch,
     )
 

@@ -279,7 +279,7 @@ def completion() -> Command:
 def reproduce() -> Command:
     common = (
         Flag("data", "Folder of the data set.", metavar="ROOT"),
-        Flag("methods", "By default all.", "list[str]"),
+        Flag("methods", "By default those of the paper.", "list[str]"),
         Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
         Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B"),
         Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),

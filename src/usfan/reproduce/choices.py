@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from usfan.adaptation.methods import METHODS, find_method
+from usfan.adaptation.methods import find_method
 from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
 from usfan.errors import ArtifactError, ConfigError
 from usfan.files import read_json
+
+PAPER = ("source-only", "shot-im", "shot-im-entropy", "shot", "u-sfan", "u-sfan+")
 
 
 def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -55,9 +57,8 @@ def take_methods(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def usual_methods() -> tuple[str, ...]:
-    """What a study runs if it is not told: every method, but for those that need a witness, which not every source
-    model has."""
-    return tuple(name for name, row in METHODS.items() if not row.needs_witness)
+    """What a study runs if it is not told: the methods that the paper compares."""
+    return PAPER
 
 
 def each_once(what: str, values: Sequence[Any]) -> None:
