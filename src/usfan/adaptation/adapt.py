@@ -430,15 +430,4 @@ def of_run(progress: Progress, before: tuple[int, int], total: tuple[int, int]) 
 
 def stage_of(config: AdaptConfig, method: Method, stage: Later) -> Stage:
     """The stage as the loop runs it. A method without terms has nothing to train; to settle takes an epoch."""
-    assert config.backbone_lr_scale is not None
-    first = Stage(
-        epochs=config.epochs if method.terms else int(method.settles),
-        batch_size=config.batch_size,
-        lr=config.lr,
-        backbone_lr_scale=config.backbone_lr_scale,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        tune=config.tune,
-        seed=config.seed,
-    )
-    return dataclasses.replace(first, **stage.stage)
+    return Stage.of(config, **{"epochs": config.epochs if method.terms else int(method.settles), **stage.stage})

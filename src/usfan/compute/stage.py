@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-TUNE = ("affine", "new", "norm", "all")
-"""What may move, from least to most."""
+from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,3 +22,9 @@ class Stage:
     head: bool = False
     """Whether the head moves too: in stage 1 only."""
     seed: int = 0
+
+    @classmethod
+    def of(cls, config: Any, **more: Any) -> Stage:
+        """From a config whose settings are all decided; `more` goes on top."""
+        own = {item.name: getattr(config, item.name) for item in fields(cls) if hasattr(config, item.name)}
+        return cls(**{**own, **more})

@@ -156,7 +156,7 @@ class Training:
         self.loop = Loop(
             classifier,
             Feeder(store, spec, config.seed, runtime),
-            stage_of(config),
+            Stage.of(config, head=True),
             [Supervised(self.labels, config.label_smoothing, runtime)],
             runtime,
             rows=self.train_rows,
@@ -224,21 +224,6 @@ class Training:
             self.best = {"accuracy": float(state["best"]["accuracy"]), "epoch": int(state["best"]["epoch"])}
             must_fit(self.best_state, self.classifier)
         return epoch
-
-
-def stage_of(config: TrainConfig) -> Stage:
-    assert config.backbone_lr_scale is not None
-    return Stage(
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        backbone_lr_scale=config.backbone_lr_scale,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        tune=config.tune,
-        head=True,
-        seed=config.seed,
-    )
 
 
 def fit_posterior(
