@@ -165,12 +165,14 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     out = adapt_tiny(model, flat, tmp_path / "run")
     lines = capsys.readouterr().err.strip().splitlines()
     metrics = json.loads((out / "metrics.json").read_text())
-    assert lines[0] == f"{out}: the model, adapted by u-sfan"
+    kept = "the model, adapted by" if metrics["kept_epoch"] else "the source model, after a try with"
+    assert lines[0] == f"{out}: {kept} u-sfan"
     assert lines[1] == f"guard: {metrics['guard']['reason']}"
-    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[2])
-    assert lines[3] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
-    assert lines[4] == f"      usfan report {out}"
-    assert len(lines) == 5
+    assert re.match(r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\)", lines[2])
+    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[3])
+    assert lines[4] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
+    assert lines[5] == f"      usfan report {out}"
+    assert len(lines) == 6
 
 
 def test_unlabelled_by_choice(model, folder, tmp_path):

@@ -8,7 +8,8 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.guard import Look, Rules, choose_epoch, estimated_accuracy
+from usfan.adaptation.guard import Guard, Look, Rules, choose_epoch, estimated_accuracy
+from usfan.scoring.outputs import Outputs
 from usfan.scoring.structure import Interval
 
 CLASSES = ("a", "b", "c", "d")
@@ -83,6 +84,23 @@ def test_estimated_accuracy_is_an_interval_in_percent():
     assert found["after"]["value"] == pytest.approx(95)
     for figures in found.values():
         assert 0 <= figures["low"] <= figures["value"] <= figures["high"] <= 100
+
+
+def test_the_estimate_is_of_the_model_that_was_kept():
+    found = estimated_accuracy(look(0.55), adapted=False)
+    assert found["after"] == found["before"]
+
+
+def test_unknown_is_no_name():
+    """In open set an image that is now judged unknown does not count against the names."""
+    probs = torch.eye(2).repeat(30, 1)
+    outputs = Outputs(probs, probs, probs, probs, probs[:, 0])
+    guard = Guard(enabled=True)
+    before = torch.arange(60) % 2
+    guard.open(outputs, before, before[:, None].expand(-1, 8), None, 3)
+    after = torch.where(torch.arange(60) < 20, 2, before)
+    assert guard.consider(1, outputs, after, {}).names == 1
+    assert guard.consider(2, outputs, 1 - before, {}).names == 0
 
 
 def squares(present: range, images: int = 30, domain: int = 0) -> usfan.ImageData:

@@ -389,7 +389,7 @@ class Adaptation:
             "kept_epoch": kept.epoch,
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
             "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
-            "estimated_accuracy": estimated_accuracy(self.guard.history[-1]),
+            "estimated_accuracy": estimated_accuracy(self.guard.history[-1], adapted=kept.epoch > 0),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,
             "settings": recorded_settings(self.config, self.method),

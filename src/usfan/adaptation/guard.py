@@ -147,10 +147,11 @@ class Guard:
             reason = collapse(outputs.probs, self.source.probs)
         own = labels[self.rows]
         moved = own != self.labels
-        known = (self.draws == own[:, None]).any(dim=1)[moved]
+        named = moved & (own < outputs.logits.shape[1])  # "unknown" is no name that a head could give
+        known = (self.draws == own[:, None]).any(dim=1)[named]
         before, after, near = compare(self.labels, own, self.near, self.classes)
         _, _, wide = compare(self.labels, own, self.wide, self.classes)
-        names = float(known.double().mean()) if bool(moved.any()) else 1.0
+        names = float(known.double().mean()) if bool(named.any()) else 1.0
         changed = float(moved.double().mean())
         look = Look(epoch, changed, near, wide, names, (before.value, after.value), reason)
         self.history.append(look)
@@ -178,12 +179,13 @@ ACCURACY_ERROR = {"before": (0.12, 0.12), "after": (0.20, 0.08)}
 """How far the truth may lie below and above the estimate: 90 % of the runs that were set aside (docs/results.md)."""
 
 
-def estimated_accuracy(look: Look) -> dict[str, dict[str, float]]:
-    """Accuracy without labels, in percent, with a 90 % interval: the agreement of neighbours beyond chance."""
+def estimated_accuracy(look: Look, *, adapted: bool = True) -> dict[str, dict[str, float]]:
+    """Accuracy without labels, in percent, with a 90 % interval: the agreement of neighbours beyond chance. If the
+    source model was kept (`adapted=False`), it is as accurate after the run as before."""
     found = {}
     for when, value in zip(("before", "after"), look.structure, strict=True):
         below, above = ACCURACY_ERROR[when]
         low, high = max(0.0, value - below), min(1.0, value + above)
         figures = {"value": min(max(value, 0.0), 1.0), "low": min(low, 1.0), "high": max(high, 0.0)}
         found[when] = {name: round(100 * number, 1) for name, number in figures.items()}
-    return found
+    return found if adapted else dict.fromkeys(found, found["before"])

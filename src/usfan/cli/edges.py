@@ -101,10 +101,13 @@ def say_changes(out: str, data: str, model: Any) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
     from usfan.evaluation.changes import describe_changes
 
-    where = shlex.quote(out)
+    where, history = shlex.quote(out), model.history
+    kept = "the model, adapted by" if history["kept_epoch"] else "the source model, after a try with"
+    guess = history["estimated_accuracy"]["after"]
     for line in (
-        f"{out}: the model, adapted by {model.method}",
-        f"guard: {model.history['guard']['reason']}",
+        f"{out}: {kept} {model.method}",
+        f"guard: {history['guard']['reason'].removeprefix('guard ')}",
+        f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f})",
         f"changes: {describe_changes(model)}",
         f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv",
         f"      usfan report {where}",
