@@ -23,7 +23,7 @@ def field_docs(kind: type) -> dict[str, str]:
                 and isinstance(after, ast.Expr)
                 and isinstance(after.value, ast.Constant)
             ):
-                docs[item.target.id] = str(after.value.value)
+                docs[item.target.id] = " ".join(str(after.value.value).split())
     return docs
 
 
