@@ -176,7 +176,8 @@ class Guard:
 
 
 ACCURACY_ERROR = {"before": (0.12, 0.12), "after": (0.20, 0.08)}
-"""How far the truth may lie below and above the estimate: 90 % of the runs that were set aside (docs/results.md)."""
+"""How far the truth may lie below and above the estimate. Set on the runs that the guard was chosen on; docs/results.md
+says how often the interval holds on those set aside."""
 
 
 def estimated_accuracy(look: Look, *, adapted: bool = True) -> dict[str, dict[str, float]]:
