@@ -6,10 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import jupyter_client as client
 import pytest
-
-client = pytest.importorskip("jupyter_client")
-pytest.importorskip("ipykernel")
 
 TESTS = Path(__file__).resolve().parent
 ADAPT = """
@@ -52,7 +50,7 @@ def run():
     manager.shutdown_kernel(now=True)
 
 
-def test_the_hour_in_a_notebook(run):
+def test_the_hour_in_a_notebook(run, tmp_path):
     shown = run(ADAPT.format(more=""))
     kinds = {kind for kind, _ in shown}
     assert "error" not in kinds, shown
@@ -61,6 +59,9 @@ def test_the_hour_in_a_notebook(run):
     assert last["text/plain"].startswith("adapting: 80 of 80 images, epoch 2 of 2, loss")
     assert "<progress" in last["text/html"]
     assert run(ADAPT.format(more=", progress=False")) == []
+    told = run(ADAPT.format(more=f", progress=True, run={str(tmp_path / 'run')!r}"))
+    assert {kind for kind, _ in told} == {"display_data", "update_display_data"}, told
+    assert {"metrics.json", "model.safetensors"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
     ((kind, content),) = run("target")
     assert kind == "execute_result"
