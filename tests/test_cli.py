@@ -69,7 +69,7 @@ def test_nothing_heavy_is_imported(code):
 def test_every_command_has_help(command, capsys):
     assert usfan(command, "--help") == 0
     text = capsys.readouterr().out
-    assert {"--config", "--device", "--seed"} <= set(re.findall(r"--[a-z-]+", text))
+    assert {"--config", "--device", "--seed", "--budget"} <= set(re.findall(r"--[a-z-]+", text))
 
 
 def test_help_explains_every_setting(capsys):

@@ -109,6 +109,10 @@ def test_features_of_other_weights_are_never_used(source, tmp_path):
     assert len(list((tmp_path / "cache").glob("*.features"))) == 2
     kept.write_bytes(kept.read_bytes()[:-10])  # damaged: built anew
     assert torch.equal(features_of(source.classifier, store, source.spec, runtime).pixels, first.pixels)
+    kept.rename(tmp_path / "outside")
+    kept.symlink_to(tmp_path / "outside")  # a link is not followed
+    assert torch.equal(features_of(source.classifier, store, source.spec, runtime).pixels, first.pixels)
+    assert not kept.is_symlink()
 
 
 def test_the_models_own_backbone_is_the_witness(source):

@@ -65,12 +65,26 @@ def test_a_killed_build_leaves_nothing_that_stays(two_classes, tmp_path, decoded
     data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
     (file,) = folder.glob("*.pixels")
-    half = folder / f"{file.stem}.abc.part"
+    half = folder / f".{file.name}.abc.part"
     half.write_bytes(file.read_bytes()[:5000])
     file.unlink()
     assert_holds(open_store(data, size=16, cache_dir=folder), data)
     assert len(decoded) == 2
     assert not half.exists()
+
+
+def test_a_link_is_not_followed_but_replaced(two_classes, tmp_path, decoded, assert_holds):
+    """Not even to a whole file of the same images: in a folder that others write to, nobody says where it leads."""
+    folder, data = tmp_path / "cache", ImageData(two_classes)
+    open_store(data, size=16, cache_dir=folder)
+    (file,) = folder.glob("*.pixels")
+    outside = file.rename(tmp_path / "outside")
+    before = outside.read_bytes()
+    file.symlink_to(outside)
+    assert_holds(open_store(data, size=16, cache_dir=folder), data)
+    assert len(decoded) == 2
+    assert not file.is_symlink()
+    assert outside.read_bytes() == before
 
 
 def test_too_little_space_is_seen_before_the_work(two_classes, tmp_path, monkeypatch, decoded):

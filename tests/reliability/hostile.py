@@ -41,6 +41,10 @@ MOST_MIB = 1024
 BOUND_MIB = 400
 """For loading a model of any valid config and predicting two images, besides three times the size of its files: twice
 the floor of `artifacts.cost` for two images and their pixels, the draws (2 million, some ten tables of them)."""
+BOUND_SECONDS = 6.0
+"""CPU time for the same: twice 4·10⁹ multiplications at 2·10⁹ a second, 1 s for the draws, 1 s to check the files."""
+BOUND_SECONDS_SKETCH = 10.0
+"""If the config names another network than the one the files hold: it is sketched up to four times."""
 SHARES = {
     "models": 0.18,
     "configs": 0.10,
@@ -235,10 +239,12 @@ def model_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
 
 
 def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
-    """Configs that look valid, with files that fit them: loading and predicting stay under a bound known beforehand."""
+    """Configs that look valid: loading and predicting stay under bounds known beforehand. Most have files that fit;
+    one in seven names another of timm's networks, of any width, which is known not to fit only after a sketch of it."""
+    import timm
     from fuzz import base_folders, load_and_predict
 
-    bases = base_folders()
+    bases, networks = base_folders(), timm.list_models()
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         target = place.fresh() / "model"
@@ -250,18 +256,36 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
         config["samples"] = rng.choice((1, 128, 1 << rng.randrange(21)))
         config["temperature"] = 10 ** rng.uniform(-3, 3)
         config["posterior"]["prior_precision"] = 10 ** rng.uniform(-30, 30)
+        kind, seconds = "valid config", BOUND_SECONDS
+        if number % 7 == 0:
+            kind, seconds = "valid config, another network", BOUND_SECONDS_SKETCH
+            name = rng.choice(networks)
+            config["architecture"] |= {"backbone": name, "bottleneck": rng.choice((0, 256, rng.randrange(1 << 16)))}
+            if rng.random() < 0.3:
+                config["architecture"] = {
+                    "module": "Network",
+                    "head": rng.choice(("fc", "head", "head.fc")),
+                    "timm": name,
+                }
+            config["classes"] = [f"class {i}" for i in range(rng.choice((3, 1_000, rng.randrange(2, 50_000))))]
+            channels = rng.choice((1, 3, 3))
+            size = rng.choice((32, 224, 224, 256, 384, rng.randrange(1, 1025)))
+            stats = {"mean": [0.5] * channels, "std": [0.25] * channels}
+            config["input"] |= {"channels": channels, "size": size, "resize": size, **stats}
         for name, content in folder.items():
             (target / name).write_bytes(content)
         (target / "config.json").write_text(json.dumps(config))
         bound = BOUND_MIB + 3 * sum(map(len, folder.values())) / 2**20
 
         def act() -> str:
-            before = measuring.status_mib("VmRSS")
+            before, began = measuring.status_mib("VmRSS"), cpu_time()
             outcome = load_and_predict(target)
-            grown = measuring.status_mib("VmHWM") - before
+            grown, took = measuring.status_mib("VmHWM") - before, cpu_time() - began
+            if took > seconds:
+                return f"BAD: {took:.1f} s, over the bound of {seconds:.0f}"
             return outcome if grown <= bound else f"BAD: {grown:.0f} MiB, over the bound of {bound:.0f}"
 
-        return "valid config", act
+        return kind, act
 
     return case
 

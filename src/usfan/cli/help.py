@@ -29,7 +29,7 @@ def help_page(name: str) -> str:
         lines += ["", "Arguments:", *(entry(flag.name.upper(), flag.about) for flag in command.places)]
     for title, flags in command.groups.items():
         lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags if flag != BUDGET)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Every command takes --budget N too, which raises limits: see usfan --help."])
 
 
 def entry(left: str, text: str) -> str:

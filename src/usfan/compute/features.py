@@ -131,15 +131,9 @@ def parts(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Run
 
 
 def read(path: Path, key: str, count: int, form: tuple[int, int, int], runtime: Runtime, place: str) -> Tensor | None:
-    try:
-        with open(path, "rb") as file:
-            header = cache_file.read_header(file, key, count, form)
-            if place == "disk":
-                content = cache_file.mapped(file, header)
-            else:
-                content = torch.empty((count, *form), dtype=torch.uint8)
-                cache_file.read_into(file, header, content)
-    except (FileNotFoundError, cache_file.BadCacheFile):
+    room = None if place == "disk" else lambda n: torch.empty((n, *form), dtype=torch.uint8)
+    found = cache_file.read(path, key, count, form, room)
+    if found is None:
         return None
-    table = content.view(count, form[1] * 4).view(torch.float32)
+    table = found[1].view(count, form[1] * 4).view(torch.float32)
     return table if place == "disk" else table.to(runtime.device)

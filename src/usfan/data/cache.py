@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from usfan.data import cache_file
 from usfan.data.arrays import image_array
-from usfan.data.cache_file import BadCacheFile, Header
+from usfan.data.cache_file import Header
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.images import FileImages
 from usfan.data.labels import from_given
@@ -35,8 +34,6 @@ from usfan.data.stream import Skipped, stream
 from usfan.errors import ConfigError, DataError
 
 Progress = Callable[[int], None] | None
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -189,21 +186,10 @@ class _Build:
         return blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
 
     def read(self, path: Path, key: str, device: torch.device, place: Place) -> PixelStore | None:
-        """The store in a kept file; None where there is none, or it is not what it should be."""
-        try:
-            with open(path, "rb") as file:
-                header = cache_file.read_header(file, key, len(self.data), self.form)
-                if place == "disk":
-                    pixels = cache_file.mapped(file, header)
-                else:
-                    pixels = _room(header.shape[0], self.form, device, place)
-                    cache_file.read_into(file, header, pixels)
-        except FileNotFoundError:
-            return None
-        except BadCacheFile as error:
-            _log.warning("building the image cache %s anew: %s", path, error)
-            return None
-        return self.from_header(header, pixels)
+        """The store in a kept file; None if there is none, or it is not what it should be."""
+        room = None if place == "disk" else lambda count: _room(count, self.form, device, place)
+        found = cache_file.read(path, key, len(self.data), self.form, room)
+        return None if found is None else self.from_header(*found)
 
     def from_header(self, header: Header, pixels: Tensor) -> PixelStore:
         skipped = [Skipped(self.data.where(position), reason) for position, reason in header.dropped]

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import struct
-import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from usfan.files import Folder
+from usfan.files import Folder, NotAFile, whole_file
 
 VERSION = 1
 CHECKED = 64
@@ -40,6 +40,7 @@ CHECKED = 64
 SAMPLED = 16
 """Checksums looked at in a file that stays on the disk."""
 
+_log = logging.getLogger(__name__)
 _MAGIC = b"usfanpx\n"
 _PREFIX = struct.Struct("<8sQQ32s")
 _START = 4096
@@ -83,8 +84,28 @@ class Writer:
         self.file.write(header)
         self.file.seek(0)
         self.file.write(_PREFIX.pack(_MAGIC, start, len(header), blake2b(header, digest_size=32).digest()))
-        self.file.flush()
-        os.fsync(self.file.fileno())
+
+
+def read(
+    path: Path, key: str, total: int, form: tuple[int, int, int], room: Callable[[int], Tensor] | None
+) -> tuple[Header, Tensor] | None:
+    """What a kept file holds, in the tensor that `room` makes for so many images, or mapped if there is no room.
+
+    None if there is no file, or it is not what it should be. A link is not followed.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        with Folder(path.parent) as folder, folder.open(path.name) as file:
+            header = read_header(file, key, total, form)
+            if room is None:
+                return header, mapped(file, header)
+            pixels = room(header.shape[0])
+            read_into(file, header, pixels)
+            return header, pixels
+    except (BadCacheFile, NotAFile) as error:
+        _log.warning("building the cache file %s anew: %s", path, error)
+        return None
 
 
 def read_header(file: BinaryIO, key: str, total: int, form: tuple[int, int, int]) -> Header:
@@ -183,27 +204,11 @@ def locked(path: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file of a passing name to write to; it gets its own name at the end, or goes when something fails."""
-    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.replace(name, path)
-        _sync_folder(path.parent)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with whole_file(path) as part, open(part, "wb") as file:
+        yield file
 
 
 def remove_parts(path: Path) -> None:
     """Remove what killed builds of this file left. Only for the holder of the lock."""
-    for part in path.parent.glob(f"{path.stem}.*.part"):
+    for part in path.parent.glob(f".{path.name}.*.part"):
         part.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk too; some file systems refuse, and lose nothing by it."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
