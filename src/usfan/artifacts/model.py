@@ -178,7 +178,8 @@ class AdaptedModel(SourceModel):
     def flag_unknown(self, outputs: Outputs) -> Tensor:
         if self.unknown_rule is None:
             return super().flag_unknown(outputs)
-        return self.unknown_rule.flag(outputs)
+        flags: Tensor = self.unknown_rule.flag(outputs)
+        return flags
 
 
 def came_pretrained(architecture: dict[str, Any]) -> bool:
@@ -227,4 +228,4 @@ def as_images(images: Any, channels: int = 3) -> Any:
 
 def is_one_image(array: Any, channels: int) -> bool:
     """Whether three axes are those of one image, C×H×W or H×W×3, and not N×H×W."""
-    return array.shape[0] == channels or (array.shape[-1] == 3 and array.shape[1] != 3)
+    return bool(array.shape[0] == channels or (array.shape[-1] == 3 and array.shape[1] != 3))

@@ -50,7 +50,10 @@ class BackboneAlone(nn.Module):
         self.backbone, self.channels_last, self.laid_out = backbone, channels_last, False
 
     def extract(self, images: Tensor) -> Tensor:
-        return self.backbone(images.contiguous(memory_format=torch.channels_last) if self.laid_out else images)
+        if self.laid_out:
+            images = images.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.backbone(images)
+        return features
 
     @contextlib.contextmanager
     def fast(self, spec: InputSpec, runtime: Runtime) -> Iterator[None]:

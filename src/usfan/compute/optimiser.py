@@ -51,7 +51,7 @@ class Optimiser:
                 group["lr"].fill_(value)
             else:
                 group["lr"] = value
-        return self.lr * factor
+        return float(self.lr * factor)
 
     def update(self, loss: Tensor) -> None:
         self.sgd.zero_grad(set_to_none=True)

@@ -57,9 +57,10 @@ class Feeder:
         rows = samples if staged is None else torch.arange(len(samples), device=self.device)
         pixels = self.store.pixels if staged is None else staged
         if compiled and self.spec.augment == "crop-flip":
-            return compiled_crops()(
+            crops: Tensor = compiled_crops()(
                 pixels, rows, samples, self.spec.size, self.seed, self.epoch, *statistics(self.spec, self.device)
             )
+            return crops
         return train_view(pixels, rows, samples, self.spec, self.seed, self.epoch)
 
 
@@ -87,20 +88,20 @@ def worth_compiling(runtime: Runtime, steps: int) -> bool:
 
 
 @functools.cache
-def compiled_forward() -> Callable:
+def compiled_forward() -> Callable[..., Any]:
     """One compiled extractor for all classifiers: networks of the same shape, in either stage, share its code."""
     torch._dynamo.config.recompile_limit = 64  # a study has several networks
     return torch.compile(lambda classifier, images: classifier.extract(images), dynamic=False)
 
 
 @functools.cache
-def compiled_crops() -> Callable:
+def compiled_crops() -> Callable[..., Any]:
     """Crops, flips and normalisation as one kernel."""
     return torch.compile(normalised_crops, dynamic=False)
 
 
 @functools.cache
-def compiled_centres() -> Callable:
+def compiled_centres() -> Callable[..., Any]:
     """Test views as one kernel."""
     return torch.compile(normalised_centres, dynamic=False)
 
@@ -120,7 +121,7 @@ def extract(classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool
             images = images.contiguous(memory_format=torch.channels_last)
         torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
     with runtime.autocast():
-        features = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
+        features: Tensor = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
     return features.float()
 
 

@@ -66,14 +66,14 @@ class Runtime:
         """Whether all processes hold the same number."""
         value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
         total, squares = self.total(value).tolist()
-        return squares * self.world == total**2
+        return bool(squares * self.world == total**2)
 
     @property
     def total_or_alone(self) -> Callable[[Tensor], Tensor]:
         """`total`, or in one process the function that the objectives know to be no sum at all."""
         return alone if self.world == 1 else self.total
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()

@@ -13,7 +13,8 @@ from usfan.compute.share import gather_json, gather_rows, one_fails_all_fail, ow
 from usfan.config import RuntimeConfig
 from usfan.data.stream import NothingReadable, Skipped
 from usfan.errors import DataError
-from usfan.evaluation.metrics import calibration_metrics, classification_metrics, detection_table, open_set_metrics
+from usfan.evaluation.metrics import classification_metrics, detection_table, open_set_metrics
+from usfan.scoring.calibration import calibration_metrics
 from usfan.scoring.outputs import Outputs
 from usfan.scoring.unknown import SCORES, split_unknown
 

@@ -38,7 +38,8 @@ def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor |
     assert model.passes is not None
     if data.classes != tuple(model.classes):  # else they were matched before
         data = data.match_classes(model.classes, open_set=open_set)
-    return data.labels[model.passes.kept]
+    labels: Tensor = data.labels[model.passes.kept]
+    return labels
 
 
 def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool = False) -> None:

@@ -74,9 +74,9 @@ def create_backbone(name: str, pretrained: str = "auto", channels: int | None = 
 
 def timm_spec(model: Any, channels: int) -> InputSpec:
     """The input that timm gives for a model, with this number of channels."""
-    import timm
+    from timm.data.config import resolve_model_data_config
 
-    data = timm.data.resolve_model_data_config(model)
+    data = resolve_model_data_config(model)
     size = int(data["input_size"][-1])
     mean, std = (per_channel(data[name], channels) for name in ("mean", "std"))
     return InputSpec(channels, size, round(size * RESIZE_RATIO), mean, std)

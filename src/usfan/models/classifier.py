@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ class Classifier(nn.Module):
         self.head = weight_norm(head) if head_norm else head
 
     def extract(self, images: Tensor) -> Tensor:
-        return self.bottleneck(self.backbone(images))
+        features: Tensor = self.bottleneck(self.backbone(images))
+        return features
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.extract(images)
@@ -65,7 +67,9 @@ class Classifier(nn.Module):
         bias = self.head.bias
         return self.head.weight.detach().clone(), None if bias is None else bias.detach().clone()
 
-    def parameter_groups(self, lr: float, backbone_scale: float, *, head: bool, tune: str = "all") -> list[dict]:
+    def parameter_groups(
+        self, lr: float, backbone_scale: float, *, head: bool, tune: str = "all"
+    ) -> list[dict[str, Any]]:
         """SHOT's learning rates: backbone × `backbone_scale`, the rest × 1. What does not move takes no gradient.
 
         `tune`: "new" moves the bottleneck only, "norm" the affine parameters of the backbone's BatchNorms too, "all"
@@ -127,13 +131,13 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 def guess_head(module: nn.Module) -> str:
     """The name of the classifier: timm says it itself; else the only Linear there is, else an error that lists them."""
-    names = {id(m): n for n, m in module.named_modules()}
+    names: dict[int, str] = {id(m): n for n, m in module.named_modules()}
     get = getattr(module, "get_classifier", None)
     if callable(get):
         head = get()
         if isinstance(head, nn.Linear) and id(head) in names:
             return names[id(head)]
-    linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and n]
+    linears: list[str] = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and n]
     if len(linears) == 1:
         return linears[0]
     raise ConfigError(

@@ -84,7 +84,8 @@ class CNN13(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.layers(images).mean(dim=(2, 3))
+        maps: Tensor = self.layers(images)
+        return maps.mean(dim=(2, 3))
 
 
 class ToyMLP(nn.Sequential):

@@ -57,6 +57,7 @@ def low_rank_basis(variance_table: Tensor, tolerance: float = 1e-5) -> Tensor:
     family = family / family.norm(dim=1, keepdim=True)
     if len(family) > 512:
         family = family[:: len(family) // 512 + 1]
+    basis: Tensor
     _, singular, basis = torch.linalg.svd(family, full_matrices=False)
     rank = int((singular > tolerance * singular[0]).sum())
     return basis[:rank]

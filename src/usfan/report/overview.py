@@ -9,9 +9,10 @@ from typing import Any
 
 from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
-from usfan.evaluation.metrics import calibration_metrics, classification_metrics
+from usfan.evaluation.metrics import classification_metrics
 from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
 from usfan.report.read_run import Run, is_epoch
+from usfan.scoring.calibration import calibration_metrics
 
 KINDS = {
     "adapt": "adaptation",

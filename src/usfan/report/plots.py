@@ -70,7 +70,8 @@ def density(values: np.ndarray, grid: np.ndarray, total: int) -> np.ndarray:
     kernel = sum(
         np.exp(-0.5 * ((grid[:, None] - c) / width) ** 2) for c in (centres, 2 * low - centres, 2 * high - centres)
     )
-    return kernel @ counts / (width * math.sqrt(2 * math.pi) * max(total, 1))
+    result: np.ndarray = kernel @ counts / (width * math.sqrt(2 * math.pi) * max(total, 1))
+    return result
 
 
 def reliability_figures(prefix: str, samples: Samples) -> list[Figure]:

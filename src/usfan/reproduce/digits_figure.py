@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel
@@ -28,7 +29,8 @@ def density(values: np.ndarray, grid: np.ndarray, width: float) -> np.ndarray:
     counts, edges = np.histogram(mirrored, bins=600, range=(low - 5 * width, high + 5 * width))
     centres = (edges[1:] + edges[:-1]) / 2
     kernel = np.exp(-0.5 * ((grid[:, None] - centres[None]) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    return kernel @ counts
+    density: np.ndarray = kernel @ counts
+    return density
 
 
 def entropies_of(model: AdaptedModel, labels: Tensor) -> dict[str, Tensor]:
@@ -69,7 +71,7 @@ def entropy_figure(plain: dict[str, Tensor], guided: dict[str, Tensor], classes:
     plt.close(figure)
 
 
-def draw_curves(axis: plt.Axes, entropies: Tensor, right: Tensor, classes: int, style: str, name: str) -> None:
+def draw_curves(axis: Axes, entropies: Tensor, right: Tensor, classes: int, style: str, name: str) -> None:
     top = float(np.log(classes))
     grid = np.linspace(0, top, 200)
     values, is_right = entropies.double().numpy(), right.bool().numpy()

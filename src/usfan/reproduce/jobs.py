@@ -42,7 +42,9 @@ def run_jobs(study: Suite, show: Show) -> None:
         raise kind(f"{len(failures)} of {len(threads)} jobs failed; the first said: {failures[0]}")
 
 
-def feed(study: Suite, show: Show, waiting: queue.SimpleQueue, failures: list[Exception], lock: threading.Lock) -> None:
+def feed(
+    study: Suite, show: Show, waiting: queue.SimpleQueue[Any], failures: list[Exception], lock: threading.Lock
+) -> None:
     """One child: give it groups until none is left, and show what it answers."""
     with subprocess.Popen(
         [sys.executable, "-m", "usfan.reproduce.job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -70,15 +72,16 @@ def description(study: Suite) -> dict[str, Any]:
     return {"name": study.benchmark.name, "given": study.given, "out": str(study.out), "runtime": runtime}
 
 
-def tell(child: subprocess.Popen, what: dict[str, Any]) -> None:
+def tell(child: subprocess.Popen[str], what: dict[str, Any]) -> None:
     assert child.stdin is not None
     child.stdin.write(json.dumps(what, default=str) + "\n")
     child.stdin.flush()
 
 
-def hear(child: subprocess.Popen) -> dict[str, Any]:
+def hear(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
         raise ValueError(f"exit code {child.wait()}")
-    return json.loads(line)
+    answer: dict[str, Any] = json.loads(line)
+    return answer

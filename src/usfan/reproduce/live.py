@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from usfan.reproduce.suite import Suite
 
 
-class LiveTable(AbstractContextManager):
+class LiveTable(AbstractContextManager["LiveTable"]):
     """On a terminal a table that fills up; elsewhere a line per cell."""
 
     def __init__(self, study: Suite) -> None:
@@ -43,7 +43,7 @@ class LiveTable(AbstractContextManager):
             console.print(f"[{len(self.rows)}/{self.total}] {what}", markup=False)
 
     def figure(self, row: dict[str, Any]) -> float:
-        return row["os"] if self.study.setting == "open" else row[self.study.benchmark.metric]
+        return float(row["os" if self.study.setting == "open" else self.study.benchmark.metric])
 
     def table(self) -> Table:
         tasks = [f"{source}→{target}" for source, target in self.study.pairs]

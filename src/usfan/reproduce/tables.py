@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from usfan.errors import ConfigError
 
@@ -61,7 +62,7 @@ def paper_tables() -> tuple[PaperTable, ...]:
     return tuple(_table(entry) for entry in json.loads(text)["tables"])
 
 
-def _table(entry: dict) -> PaperTable:
+def _table(entry: dict[str, Any]) -> PaperTable:
     columns = tuple(entry["columns"])
     rows = tuple(
         PaperRow(row["printed"], row["method"], dict(zip(columns, row["values"], strict=True))) for row in entry["rows"]

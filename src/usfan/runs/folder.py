@@ -242,7 +242,8 @@ class RunFolder:
             if folder.kind("metrics.json") == "missing":
                 return None
             with contextlib.suppress(ArtifactError):
-                return read_json_in(folder, "metrics.json")
+                metrics: dict[str, Any] = read_json_in(folder, "metrics.json")
+                return metrics
         return None
 
     def save_checkpoint(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

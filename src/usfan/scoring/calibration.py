@@ -138,4 +138,5 @@ def _adaptive_gap(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
 
 def _shared_by_ties(key: Tensor, values: Tensor) -> Tensor:
     _, group, size = torch.unique(key, return_inverse=True, return_counts=True)
-    return (torch.bincount(group, weights=values) / size)[group]
+    means: Tensor = torch.bincount(group, weights=values) / size
+    return means[group]

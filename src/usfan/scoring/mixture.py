@@ -141,7 +141,7 @@ def log_normal(points: Tensor, means: Tensor, cholesky: Tensor) -> Tensor:
     """log N(u; μ_k, LLᵀ) up to −½ D log 2π, B × K."""
     white = torch.linalg.solve_triangular(cholesky, points.T, upper=False).T
     white_means = torch.linalg.solve_triangular(cholesky, means.T, upper=False).T
-    square = white.square().sum(1, keepdim=True) - 2 * white @ white_means.T + white_means.square().sum(1)
+    square: Tensor = white.square().sum(1, keepdim=True) - 2 * white @ white_means.T + white_means.square().sum(1)
     return -0.5 * square.clamp_min(0) - cholesky.diagonal().log().sum()
 
 
@@ -183,7 +183,9 @@ def fit_mixture(
     check_inputs(points, log_names)
     count, dimensions = points.shape
     columns = log_names.shape[1] + outlier
-    second = sum(part.double().T @ part.double() for part in points.split(CHUNK))
+    second = torch.zeros(dimensions, dimensions, dtype=torch.float64, device=points.device)
+    for part in points.split(CHUNK):
+        second += part.double().T @ part.double()
     spread = max(float(second.trace()) / (count * dimensions), 1e-12)  # 0 if all images are the same
     eye = torch.eye(dimensions, dtype=torch.float64, device=points.device)
     background = None

@@ -41,7 +41,8 @@ SMALLEST_SPREAD = 1e-6  # relative; below it the scores differ by rounding only
 def normalised_entropy(probs: Tensor) -> Tensor:
     """H(p) / log K of each row of probs N×K, in [0, 1]; 0 for a single class."""
     K = probs.shape[1]
-    return torch.special.entr(probs.clamp_min(0)).sum(dim=1) / (math.log(K) if K > 1 else 1.0)
+    entropies: Tensor = torch.special.entr(probs.clamp_min(0)).sum(dim=1)
+    return entropies / (math.log(K) if K > 1 else 1.0)
 
 
 SCORES: dict[str, Callable[[Outputs], Tensor]] = {

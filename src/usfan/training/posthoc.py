@@ -109,9 +109,9 @@ def is_odd(module: nn.Module) -> bool:
 
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
-        import timm
+        from timm.data.config import resolve_model_data_config
 
-        own = timm.data.resolve_model_data_config(module)
+        own = resolve_model_data_config(module)
         size = int(own["input_size"][-1])
         return InputSpec(
             int(own["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(own["mean"]), tuple(own["std"])

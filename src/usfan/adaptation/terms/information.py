@@ -73,7 +73,8 @@ class InformationMaximization(Term):
 
     def weights(self, batch: Batch) -> Tensor:
         """B weights of the entropy term."""
-        return self.guide.batch_weights(batch)
+        weights: Tensor = self.guide.batch_weights(batch)
+        return weights
 
     def mean_probs(self, probs: Tensor, share: Tensor) -> Tensor:
         """p̂ of the batch, its value drawn towards the whole target's."""

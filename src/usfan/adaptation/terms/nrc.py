@@ -48,7 +48,7 @@ class Reciprocity(Bank):
         """Positions B×k×k' of the neighbours of the neighbours B×k."""
         rows = near.flatten()
         found = nearest_in_bank(self.features[rows], self.features, self.further_neighbours, rows)
-        return found.unflatten(0, near.shape)
+        return found.reshape(*near.shape, found.shape[1])
 
 
 def affinity(samples: Tensor, further: Tensor, weak: float) -> Tensor:

@@ -60,7 +60,8 @@ class NormClamp(torch.autograd.Function):
         mean, variance = kernels().batch_statistics(inputs, layer)
         ctx.save_for_backward(inputs, mean, variance, weight, bias)
         ctx.eps, ctx.bounds = layer.eps, (low, high)
-        return kernels().transformed(inputs, (mean, variance, weight, bias, layer.eps), low, high)
+        result: Tensor = kernels().transformed(inputs, (mean, variance, weight, bias, layer.eps), low, high)
+        return result
 
     @staticmethod
     @once_differentiable
@@ -73,10 +74,13 @@ class NormClamp(torch.autograd.Function):
 
 def norm_clamp(inputs: Tensor, layer: Any, low: float, high: float) -> Tensor:
     """BatchNorm and a clamp, by the layer's mode."""
+    result: Tensor
     if layer.training:
-        return NormClamp.apply(inputs, layer.weight, layer.bias, layer, low, high)
-    numbers = (layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps)
-    return kernels().transformed(inputs, numbers, low, high)
+        result = NormClamp.apply(inputs, layer.weight, layer.bias, layer, low, high)
+    else:
+        numbers = (layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps)
+        result = kernels().transformed(inputs, numbers, low, high)
+    return result
 
 
 class FusedNorm:
@@ -84,7 +88,7 @@ class FusedNorm:
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         if not takes(inputs, self) or (torch.is_grad_enabled() and not self.training):
-            return super().forward(inputs)  # type: ignore[misc]
+            return super().forward(inputs)  # type: ignore[misc, no-any-return]
         act = getattr(self, "act", None)
         low, high = BOUNDS.get(type(act), BOUNDS[nn.Identity])
         result = norm_clamp(inputs, self, low, high)

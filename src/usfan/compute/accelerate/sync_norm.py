@@ -57,7 +57,8 @@ def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
     result = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
         result = result * layer.weight.view(shape) + layer.bias.view(shape)
-    return result.to(inputs.dtype)
+    normalised: Tensor = result.to(inputs.dtype)
+    return normalised
 
 
 class GlobalNorm:
@@ -65,7 +66,7 @@ class GlobalNorm:
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         if not self.training:
-            return super().forward(inputs)  # type: ignore[misc]
+            return super().forward(inputs)  # type: ignore[misc, no-any-return]
         result = global_batch_norm(self, inputs)
         for name in ("drop", "act"):  # timm's BatchNorm has the activation in it
             if isinstance(after := getattr(self, name, None), nn.Module):

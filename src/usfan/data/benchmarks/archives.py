@@ -100,7 +100,7 @@ def unpacked(file: Path) -> bytes:
     kinds: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     most = allowed(min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * size)))
     with kinds.get(file.suffix, open)(file, "rb") as content:
-        raw = content.read(most + 1)
+        raw: bytes = content.read(most + 1)
     bounded_size(file, len(raw), size)
     return raw
 
@@ -131,7 +131,8 @@ def _npz(path: Path, name: str) -> np.ndarray:
     with np.load(path) as arrays:
         if name not in arrays:
             raise DataError(f"{path} holds {', '.join(arrays.files)}; expected x_train, y_train, x_test, y_test")
-        return arrays[name]
+        found: np.ndarray = arrays[name]
+        return found
 
 
 def _idx(path: Path, split: str, what: str) -> np.ndarray:
@@ -173,7 +174,8 @@ def _mat(path: Path, split: str, name: str) -> np.ndarray:
 
     file = path.with_name(f"{split}_32x32.mat")
     check_mat(file)
-    return loadmat(file, variable_names=[name])[name]
+    found: np.ndarray = loadmat(file, variable_names=[name])[name]
+    return found
 
 
 def _cifar(folder: Path, split: str) -> np.ndarray:
@@ -201,7 +203,8 @@ def _aligned(labels: np.ndarray, table: np.ndarray, place: Path) -> np.ndarray:
     wrong = labels[(labels < 0) | (labels >= len(table))]
     if wrong.size:
         raise DataError(f"{place} has a label that is none of its ten ({wrong[0]}): fetch it again")
-    return table[labels]
+    aligned: np.ndarray = table[labels]
+    return aligned
 
 
 FORMATS: dict[str, Format] = {

@@ -26,7 +26,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its format)
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401 (registers its format)
 from PIL.JpegImagePlugin import JpegImageFile
@@ -282,7 +282,7 @@ def _eight_bit(image: Image.Image, path: str) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     """A few words for the user. Pillow's own are kept where they help."""
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: over the limit of {MAX_PIXELS} pixels"

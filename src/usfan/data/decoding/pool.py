@@ -175,7 +175,8 @@ class _Process:
             if self._line(2 * PATIENCE) != b"ready":
                 raise OSError("a decoding process did not start as expected")
             self.ready = True
-        return json.loads(self._line(PATIENCE))
+        answer: str | dict[str, str] | None = json.loads(self._line(PATIENCE))
+        return answer
 
     def _line(self, patience: float) -> bytes:
         deadline = time.monotonic() + patience
