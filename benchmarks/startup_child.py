@@ -36,7 +36,7 @@ def leave() -> None:
 def adapt() -> None:
     import usfan.progress
 
-    def watch(shown: Any, batch_size: int) -> Any:
+    def watch(shown: Any) -> Any:
         def step(*_: Any) -> None:
             reached("step")
             leave()

@@ -85,8 +85,21 @@ def test_help_explains_every_setting(capsys):
         "Passes over the target. Default: 15.",
     ):
         assert words in text
+    usfan("train", "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--tune affine|new|norm|all|auto What moves: affine (scales and shifts of BatchNorms, and the head)" in text
+    usfan("predict", "--help")
+    assert "weight, unknown, error." in capsys.readouterr().out
+    usfan("report", "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Usage: usfan report RUN [RUN …]" in text
+    assert "Arguments: RUN Run folders" in text
     usfan("methods", "u-sfan")
     assert "τ of the certainty weights" in capsys.readouterr().out
+
+
+def test_a_missing_argument_is_named_as_in_the_help(refused):
+    assert refused("report") == "usfan report: RUN is missing: give it, or put it into the --config file (see --help)"
 
 
 def test_adapt_has_few_flags_and_the_common_ones_come_first(capsys):

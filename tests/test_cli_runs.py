@@ -175,6 +175,25 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     assert len(lines) == 6
 
 
+def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(model, folder, tmp_path, capsys, caplog):
+    out = adapt_tiny(model, folder, tmp_path / "a", "--method", "bn-adapt", "--guard", "off")
+    assert [r.getMessage() for r in caplog.records] == ["bn-adapt trains nothing: --epochs 2 is not used"]
+    assert "bn-adapt" in (out / "README.md").read_text().splitlines()[0]
+    caplog.clear()
+    call = ("adapt", model, folder, "--out", tmp_path / "b", "--method", "bn-adapt", *TINY)
+    assert usfan(*call) == 0
+    assert caplog.records == []
+    assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["epochs"] == 1
+
+
+def test_the_model_card_says_which_model_was_kept(model, folder, tmp_path):
+    kept = adapt_tiny(model, folder, tmp_path / "kept", "--method", "shot-im", "--guard", "off")
+    assert "model adapted by shot-im" in (kept / "README.md").read_text().splitlines()[0]
+    back = adapt_tiny(model, folder, tmp_path / "back", "--method", "shot-im", "--lr", 1e3)
+    assert json.loads((back / "metrics.json").read_text())["guard"]["kept"] == "source"
+    assert "the source model, kept after shot-im was tried" in (back / "README.md").read_text().splitlines()[0]
+
+
 def test_unlabelled_by_choice(model, folder, tmp_path):
     """Folders of a camera, and labels that are ignored."""
     camera = tmp_path / "DCIM"
@@ -214,11 +233,13 @@ def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_p
     assert (row["abstained"], row.get("label")) == (True, None)
     assert usfan("predict", model, photos[0], "--out", tmp_path / "table.csv", *TINY) == 0
     assert (tmp_path / "table.csv").read_text().count("\n") == 2
+    assert "table.csv: 1 predictions, as CSV (--json writes JSON lines)" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{photos[0]}\n{photos[1]}\n"))
     capsys.readouterr()
     assert usfan("predict", model, "-", "--json", *TINY) == 0
     assert [row["path"] for row in table(capsys.readouterr().out)] == [str(photos[0]), str(photos[1])]
-    assert "--out is missing" in refused("predict", model, photos[0], *TINY)
+    line = refused("predict", model, photos[0], *TINY)
+    assert "--out is missing: name the file to write, or print the predictions with --json" in line
     capsys.readouterr()
     assert usfan("predict", model, photos[0], folder, "nowhere.png", "--json", *TINY) == 0
     rows = table(capsys.readouterr().out)

@@ -26,7 +26,7 @@ def labelled() -> usfan.ImageData:
 
 
 def train(shown):
-    with progress.for_api(shown, "training", 8) as told:
+    with progress.for_api(shown, "training") as told:
         return usfan.train_source(
             labelled(), backbone="digits-cnn", epochs=3, batch_size=8, bottleneck=8, progress=told,
             runtime=RuntimeConfig(device="cpu"),
@@ -38,7 +38,7 @@ def test_without_a_terminal_every_epoch_is_a_line(monkeypatch, capsys):
     train(None)
     lines = [line for line in capsys.readouterr().err.splitlines() if "epoch" in line]
     assert len(lines) == 3
-    wanted = r"training: 48 of 72 images, epoch 2 of 3, loss [\d.]+, validation accuracy [\d.]+ %, .*images/s, .*left"
+    wanted = r"training: 44 of 66 images, epoch 2 of 3, loss [\d.]+, validation accuracy [\d.]+ %, .*images/s, .*left"
     assert re.fullmatch(wanted, lines[1])
     assert "left" not in lines[2]
 
@@ -102,8 +102,8 @@ def test_in_a_notebook_one_line_renews_itself(monkeypatch, capsys):
     train(True)
     assert capsys.readouterr().err == ""
     last = shown[-1]
-    assert last["text/plain"].startswith("training: 72 of 72 images, epoch 3 of 3")
-    assert '<progress value="72" max="72"' in last["text/html"]
+    assert last["text/plain"].startswith("training: 66 of 66 images, epoch 3 of 3")
+    assert '<progress value="66" max="66"' in last["text/html"]
 
 
 def test_whole_numbers_stay_whole(capsys):

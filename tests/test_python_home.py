@@ -14,8 +14,10 @@ from torch import nn
 
 import usfan
 from tiny_models import tiny_model
-from usfan.compute.runtime import Runtime, as_runtime
+from usfan.compute.features import features_of
+from usfan.compute.runtime import Runtime, as_runtime, start_runtime
 from usfan.config import RuntimeConfig
+from usfan.data.cache import open_store
 from usfan.errors import ArtifactError, ConfigError, DataError
 from usfan.evaluation.changes import describe_changes
 
@@ -135,6 +137,20 @@ def test_a_run_folder_by_its_name(folder, photos, tmp_path):
     assert usfan.SourceModel.load(tmp_path / "source").classes == trained.classes
     usfan.report_model(trained, tmp_path / "source.html", photos)
     assert "accuracy" in (tmp_path / "source.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["pixels", "features"])
+def test_a_run_folder_of_pixels_in_memory(folder, photos, tmp_path, kind):
+    source = usfan.SourceModel.load(folder)
+    store = open_store(usfan.ImageData(photos), size=source.spec.resize, channels=1)
+    if kind == "features":
+        store = features_of(source.classifier, store, source.spec, start_runtime(RuntimeConfig(device="cpu")))
+    target = usfan.adapt(folder, store, run=tmp_path / "run", method="u-sfan", **QUICK)
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["after"]["accuracy"] == usfan.evaluate(target, photos)["accuracy"]
+    again = usfan.SourceModel.load(tmp_path / "run")
+    assert torch.equal(again.predict(photos).probs, target.predict(photos).probs)
+    assert len((tmp_path / "run" / "label_first.csv").read_text().splitlines()) == 4
 
 
 def test_a_report_of_what_adapt_returned(target, photos, tmp_path):

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.errors import ConfigError
 from usfan.progress import bar, for_api
@@ -46,7 +48,7 @@ def train_source(
             from usfan.artifacts.model import as_model
 
             return as_model(folder.path)
-        with for_api(progress, "training", config.batch_size) as told:
+        with for_api(progress, "training") as told:
             model = train(data, runtime=engine, run=folder, progress=told, **settings)
         if own and engine.rank == 0:
             model.save(folder.path)
@@ -83,7 +85,7 @@ def attach_posterior(
     data, engine = as_data(data), as_runtime(runtime, device)
     if callable(progress):
         return attach(module, data, head, classes=classes, runtime=engine, progress=progress, **options)
-    with for_api(progress, "fitting", 1), bar("fitting", len(data)) as shown:
+    with for_api(progress, "fitting"), bar("fitting", len(data)) as shown:
         return attach(module, data, head, classes=classes, runtime=engine, progress=shown.advance, **options)
 
 
@@ -119,14 +121,17 @@ def adapt(
     with opened_run(run, recorded, "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:
             return as_model(folder.path, module)  # type: ignore[return-value]
-        with for_api(progress, "adapting", config.batch_size) as told:
+        with for_api(progress, "adapting") as told:
             model = run_adaptation(source, data, runtime=engine, run=folder, progress=told, **given)
-        if not hasattr(data, "without_labels"):  # pixels that were decoded before
-            return model
         assert model.passes is not None
-        model.passes = dataclasses.replace(model.passes, images=data.without_labels())
+        if hasattr(data, "without_labels"):
+            model.passes = dataclasses.replace(model.passes, images=data.without_labels())
+            saved = model
+        else:  # pixels that were decoded before: each is in its place
+            places = dataclasses.replace(model.passes, kept=torch.arange(len(data)))
+            saved, data = dataclasses.replace(model, passes=places), images_of(data)
         if own and engine.rank == 0:
-            save_adaptation(folder, model, data, open_set=config.setting == "open")
+            save_adaptation(folder, saved, data, open_set=config.setting == "open")
     return model
 
 
@@ -167,7 +172,7 @@ def evaluate(
     options |= {"open_set": open_set, "batch_size": batch_size, "runtime": engine}
     if callable(progress):
         return run_evaluation(model, data, progress=progress, **options)
-    with for_api(progress, "evaluating", 1), bar("evaluating", len(data)) as shown:
+    with for_api(progress, "evaluating"), bar("evaluating", len(data)) as shown:
         return run_evaluation(model, data, progress=shown.advance, **options)
 
 
@@ -189,6 +194,22 @@ def as_data(data: Any) -> Any:
     from usfan.data.cache import PixelStore
 
     return data if isinstance(data, PixelStore) else as_images(data)
+
+
+def images_of(store: Any) -> Any:
+    """Decoded pixels as an `ImageData` with their labels. Features have no image to show: they get blank ones."""
+    from usfan.data.images import FileImages
+    from usfan.data.labels import Labels
+    from usfan.data.sources import ImageData
+
+    pixels = store.pixels.cpu() if store.pixels.ndim == 4 else torch.zeros(len(store), 1, 1, 1, dtype=torch.uint8)
+    data = ImageData(pixels, name="pixels in memory" if store.pixels.ndim == 4 else "features in memory")
+    if store.labels is not None:
+        named = store.classes != tuple(map(str, range(len(store.classes))))
+        data._set_labels(Labels(store.labels.cpu(), store.classes, named))
+    if store.paths is not None:
+        data._images, data.paths = FileImages(store.paths), store.paths
+    return data
 
 
 def data_name(data: Any) -> str:

@@ -112,8 +112,8 @@ class TrainConfig(OptimiserConfig):
     epochs: int = 50
     """Passes over the training part."""
     tune: str = "auto"
-    """What moves: new (the layers after the backbone), norm (BatchNorm too), all, or auto: new if the backbone starts
-    from pretrained weights, else all."""
+    """What moves: affine (scales and shifts of BatchNorms, and the head), new (the layers after the backbone), norm
+    (BatchNorm too), all, or auto: new if the backbone starts from pretrained weights, else all."""
     seed: int = 0
     """Seeds the split, the initial weights, the order and the views."""
     label_smoothing: float = 0.1

@@ -28,7 +28,7 @@ EPOCH_INTERVAL = 1.0
 console = Console(stderr=True)
 
 StepProgress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures). At the end of an epoch the figures hold `epoch` and `epochs`."""
+"""Called with (steps done, steps in all, figures): see `usfan.compute.loop.Progress`."""
 
 
 class Bar:
@@ -168,13 +168,13 @@ def bar(label: str, total: int | None = None, unit: str = "images") -> Iterator[
         shown.close()
 
 
-def step_progress(shown: Bar, batch_size: int) -> StepProgress:
+def step_progress(shown: Bar) -> StepProgress:
     """For the loops, which count steps: shows images, and what an epoch gave."""
 
     def show(done: int, total: int, figures: dict[str, float]) -> None:
         ended = "epoch" in figures
         note = epoch_note(figures) if ended else f"lr {figures.get('lr', 0):.1e}"
-        shown.set(done * batch_size, total * batch_size, note, epoch=ended)
+        shown.set(int(figures["images"]), int(figures["images_in_all"]), note, epoch=ended)
 
     return show
 
@@ -191,7 +191,7 @@ def epoch_note(figures: dict[str, float]) -> str:
 
 
 @contextlib.contextmanager
-def for_api(progress: Any, label: str, batch_size: int) -> Iterator[StepProgress | None]:
+def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
     """What a function of the Python API does with its `progress=`.
 
     None and True show how far it is, in the way of the place (terminal, notebook, log); False is silent, decoding too;
@@ -205,7 +205,7 @@ def for_api(progress: Any, label: str, batch_size: int) -> Iterator[StepProgress
             console.quiet = before
     elif progress is None or progress is True:
         with bar(label) as shown:
-            yield step_progress(shown, batch_size)
+            yield step_progress(shown)
     elif callable(progress):
         yield progress
     else:

@@ -61,6 +61,7 @@ def test_timm_with_random_weights(caplog):
         made = create_backbone("resnet18")
         model, width, spec = made.module, made.features, made.spec
     assert "starts from random weights" in caplog.text
+    assert "or --backbone tf_efficientnet_lite0, whose weights are installed" in caplog.text
     assert (width, spec.channels, spec.size, spec.resize) == (512, 3, 224, 256)
     assert spec.mean == (0.485, 0.456, 0.406)
     assert spec.std == (0.229, 0.224, 0.225)

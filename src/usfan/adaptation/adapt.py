@@ -158,6 +158,8 @@ class Adaptation:
         self.stages = [(stage.terms, stage_of(config, method, stage)) for stage in method.stages]
         self.ends = list(itertools.accumulate(stage.epochs for _, stage in self.stages))
         self.epochs, self.number = self.ends[-1], -1
+        if not method.terms and config.epochs != self.epochs:
+            log.warning("%s trains nothing: --epochs %d is not used", method.name, config.epochs)
         self.steps = sum(self.steps_of(stage) for _, stage in self.stages)
         self.compiled = worth_compiling(runtime, self.steps)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
@@ -213,7 +215,8 @@ class Adaptation:
         if kept.kept == "undecided":
             other = copy.deepcopy(whole)
             other.load_state_dict({**other.state_dict(), **self.guard.state})
-            model.alternative = dataclasses.replace(model, classifier=other, passes=None)
+            summary = {**model.summary, "kept_epoch": kept.candidate}
+            model.alternative = dataclasses.replace(model, classifier=other, summary=summary, passes=None)
         return model
 
     def open(self, classifier: Classifier) -> Outputs:
@@ -258,7 +261,9 @@ class Adaptation:
         views = dataclasses.replace(self.source.spec, augment=self.config.augment or self.source.spec.augment)
         feeder = Feeder(self.store, views, self.config.seed, self.runtime)
         before = (sum(self.steps_of(stage) for _, stage in self.stages[:number]), self.begins(number))
-        progress = None if self.progress is None else of_run(self.progress, before, (self.steps, self.epochs))
+        progress = (
+            None if self.progress is None else of_run(self.progress, before, (self.steps, self.epochs), len(self.store))
+        )
         self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, progress=progress)
 
     def stage_at(self, epoch: int) -> tuple[int, int]:
@@ -417,10 +422,12 @@ class Adaptation:
         )
 
 
-def of_run(progress: Progress, before: tuple[int, int], total: tuple[int, int]) -> Progress:
+def of_run(progress: Progress, before: tuple[int, int], total: tuple[int, int], images: int) -> Progress:
     """The progress of a stage as that of the run: (steps, epochs) before it, and in all."""
 
     def shown(done: int, _: int, figures: dict[str, float]) -> None:
+        seen = before[1] * images + figures["images"]
+        figures = {**figures, "images": seen, "images_in_all": total[1] * images}
         if "epoch" in figures:
             figures = {**figures, "epoch": before[1] + figures["epoch"], "epochs": total[1]}
         progress(before[0] + done, total[0], figures)

@@ -137,7 +137,7 @@ POSTERIOR = Certainty(weights="posterior", balance=None, anneal=False)
 BY_POSTERIOR = Split(split="posterior-entropy", decision="max-softmax")
 
 METHODS = Methods()
-METHODS.add(Method("source-only", "the source model, not adapted"))
+METHODS.add(Method("source-only", "the source model, not adapted", stage={"epochs": 0}))
 METHODS.add(
     Method(
         "shot-im",
@@ -252,7 +252,12 @@ METHODS.add(
     )
 )
 METHODS.add(
-    Method("bn-adapt", "the source model with the target's BatchNorm statistics", stage={"tune": "norm"}, settles=True)
+    Method(
+        "bn-adapt",
+        "the source model with the target's BatchNorm statistics; nothing is trained, one epoch",
+        stage={"tune": "norm", "epochs": 1},
+        settles=True,
+    )
 )
 
 

@@ -17,7 +17,7 @@ def model_card(config: dict[str, Any]) -> str:
     prior = f"{posterior['prior_precision']:.4g} ({posterior['prior']}, {posterior['damping']} damping)"
     names = config["classes"]
     listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    kind = "source model" if config["kind"] == "source" else f"model adapted by {_cell(config['method'])}"
+    kind = "source model" if config["kind"] == "source" else adapted(config)
     lines = [
         f"# An image classifier with a posterior: {kind}",
         "",
@@ -41,6 +41,15 @@ def model_card(config: dict[str, Any]) -> str:
         "What these reveal: see the project's docs, artifact page.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def adapted(config: dict[str, Any]) -> str:
+    """What came of an adaptation: epoch 0 is the source model itself."""
+    if config["method"] == "source-only":
+        return "source model"
+    if config.get("summary", {}).get("kept_epoch") == 0:
+        return f"the source model, kept after {_cell(config['method'])} was tried"
+    return f"model adapted by {_cell(config['method'])}"
 
 
 MEANING = {"\\": "&#92;", "|": "\\|", "<": "&lt;", "&": "&amp;", ":": "&#58;", "@": "&#64;"}

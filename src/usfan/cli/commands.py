@@ -42,9 +42,7 @@ def train(settings: dict[str, Any]) -> None:
             say(f"{out} is finished already")
             return
         with bar("training", unit="images") as shown:
-            model = train_source(
-                data, runtime=runtime, run=run, progress=step_progress(shown, config.batch_size), **values
-            )
+            model = train_source(data, runtime=runtime, run=run, progress=step_progress(shown), **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
             if private:
@@ -143,7 +141,7 @@ def adapt(settings: dict[str, Any]) -> None:
             source = SourceModel.load(source_path, module=module)
             store = decoded()
         with bar("adapting", unit="images") as shown:
-            progress = step_progress(shown, config.batch_size)
+            progress = step_progress(shown)
             model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
@@ -234,7 +232,7 @@ def predict(settings: dict[str, Any]) -> None:
             sys.stdout.write(table.read_text(encoding="utf-8"))
     say_skipped(data)
     if out is not None:
-        say(f"{out}: {count} predictions")
+        say(f"{out}: {count} predictions, as {'JSON lines' if as_json else 'CSV (--json writes JSON lines)'}")
 
 
 def report(settings: dict[str, Any]) -> None:

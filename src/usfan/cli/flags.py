@@ -254,7 +254,7 @@ def report() -> Command:
     out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
     about = "Folder that images may be shown from; by default, wherever the images of runs made here lie."
     root = Flag("root", about, metavar="DIR")
-    runs = Flag("runs", "Run folders.", "list[str]")
+    runs = Flag("runs", "Run folders, or a folder of runs.", "list[str]", metavar="RUN")
     groups = {"Common": (out, root), **every_command(SEED)}
     return Command("RUN [RUN …] [OPTIONS]", (runs,), groups, required=("runs",))
 
@@ -321,7 +321,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
     "posterior": ("Fit a posterior to a trained model, post hoc.", posterior),
     "adapt": ("Adapt a source model to unlabelled images.", adapt),
     "evaluate": ("Figures of a model on labelled images.", evaluate),
-    "predict": ("A table of predictions: path, label, confidence, entropy, weight, unknown.", predict),
+    "predict": ("A table of predictions: path, label, confidence, entropy, weight, unknown, error.", predict),
     "report": ("One HTML page of one or more runs.", report),
     "export": ("The model as one ONNX graph.", export),
     "methods": ("The table of methods, or the settings of one.", methods),

@@ -26,7 +26,7 @@ def help_page(name: str) -> str:
     command = make()
     lines = [f"Usage: usfan {name} {command.usage}", "", summary]
     if command.places:
-        lines += ["", "Arguments:", *(entry(flag.name.upper(), flag.about) for flag in command.places)]
+        lines += ["", "Arguments:", *(entry(flag.metavar or flag.name.upper(), flag.about) for flag in command.places)]
     for title, flags in command.groups.items():
         lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags if flag != BUDGET)]
     return "\n".join([*lines, "", "Every command takes --budget N too, which raises limits: see usfan --help."])

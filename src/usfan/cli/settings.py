@@ -37,9 +37,19 @@ def read_settings(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
     if missing and finished:
         return None
     if missing:
-        flag = f"--{missing[0].replace('_', '-')}" if missing[0] in command.flags else missing[0].upper()
-        raise ConfigError(f"{flag} is missing: give it, or put it into the --config file (see --help)")
+        raise ConfigError(f"{spelled(command, missing[0])} (see --help)")
     return settings
+
+
+def spelled(command: Command, missing: str) -> str:
+    """What is missing, and how to give it."""
+    if missing not in command.flags:
+        place = next(flag for flag in command.places if flag.name == missing)
+        return f"{place.metavar or missing.upper()} is missing: give it, or put it into the --config file"
+    name = f"--{missing.replace('_', '-')}"
+    if "json" in command.flags:
+        return f"{name} is missing: name the file to write, or print the predictions with --json"
+    return f"{name} is missing: give it, or put it into the --config file"
 
 
 def with_last_place(command: Command, given: dict[str, Any]) -> dict[str, Any]:

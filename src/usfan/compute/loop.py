@@ -28,7 +28,8 @@ from usfan.compute.stepper import Stepper
 from usfan.models.classifier import Classifier
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures). At the end of an epoch the figures hold `epoch` and `epochs`."""
+"""Called with (steps done, steps in all, figures). The figures hold `images` seen and `images_in_all`, each image once
+an epoch; at the end of an epoch `epoch` and `epochs` too."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Loop:
             figures = self.stepper(*self.feeder.inputs(self.rows[rows]))
             sums = figures if sums is None else sums + figures
             if self.progress is not None:
-                self.progress(done + 1, self.steps, {"lr": lr})
+                self.progress(done + 1, self.steps, {"lr": lr, **self.seen(epoch, number + 1)})
         means = [] if sums is None else (sums / max(1, self.batches)).tolist()
         noted = dict(zip(self.names, means, strict=True))
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
@@ -113,7 +114,14 @@ class Loop:
         """Say that `epoch` epochs of this stage are done, and what the last one gave."""
         if self.progress is not None:
             shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
-            self.progress(epoch * self.batches, self.steps, {**shown, "epoch": epoch, "epochs": self.stage.epochs})
+            shown |= {"epoch": epoch, "epochs": self.stage.epochs, **self.seen(epoch)}
+            self.progress(epoch * self.batches, self.steps, shown)
+
+    def seen(self, epochs: int, batches: int = 0) -> dict[str, int]:
+        """Images seen after so many epochs and batches: those that only fill up the last batch do not count."""
+        count = len(self.rows)
+        last = min(batches * self.stage.batch_size, count)
+        return {"images": epochs * count + last, "images_in_all": self.stage.epochs * count}
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""

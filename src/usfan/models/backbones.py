@@ -190,7 +190,9 @@ def resolve_pretrained(name: str, pretrained: str) -> Path | None:
             have = ", ".join(OFFLINE_PACKAGES)
             raise ConfigError(f"no offline weights for {name!r}: they exist for {have}, with usfan[offline] installed")
         if path is None:
-            log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm", name)
+            here = [other for other in OFFLINE_PACKAGES if offline_weights(other) is not None]
+            other = f", or --backbone {here[0]}, whose weights are installed" if here else ""
+            log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm%s", name, other)
         elif pretrained == "auto":
             say(f"{name} starts from ImageNet weights, those of the installed package {path.parts[-3]}")
         return path

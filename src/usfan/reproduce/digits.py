@@ -126,7 +126,7 @@ def run_seeds(out: Path, *, runtime: Runtime, seeds: Sequence[int], methods: Seq
 def train_digits(data: ImageData, runtime: Runtime, seed: int, epochs: int) -> SourceModel:
     with bar(f"training on {data.name}") as shown:
         return train_source(
-            data, backbone="digits-cnn", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown, 64)
+            data, backbone="digits-cnn", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown)
         )
 
 
@@ -134,7 +134,7 @@ def adapt_digits(
     source: SourceModel, store: PixelStore, name: str, method: str, runtime: Runtime, settings: dict[str, Any]
 ) -> AdaptedModel:
     with bar(f"{method} to {name}") as shown:
-        return adapt(source, store, method, runtime=runtime, progress=step_progress(shown, 64), **settings)
+        return adapt(source, store, method, runtime=runtime, progress=step_progress(shown), **settings)
 
 
 def figures(model: AdaptedModel, data: ImageData) -> dict[str, float]:
