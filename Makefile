@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := demo,offline,onnx,test,lint
+EXTRAS := demo,offline,onnx,test,lint,docs
 PYTEST_ARGS ?= -n 2
 
 .PHONY: install demo test test-lowest test-newest sbom lint format clean
