@@ -12,7 +12,7 @@ import usfan
 from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
 from usfan.compute.runtime import start_runtime
-from usfan.reproduce.choices import usual_methods
+from usfan.reproduce.choices import PAPER
 from usfan.reproduce.digits import demo_table, load_mnist5k, load_uci, run_demo
 from usfan.reproduce.digits_figure import correct_areas, density
 
@@ -22,7 +22,7 @@ def test_the_demo_writes_what_it_promises(tmp_path, capsys):
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
     assert list(metrics) == ["mnist-uci", "uci-mnist"]
     for pair, rows in metrics.items():
-        assert list(rows) == list(usual_methods())
+        assert list(rows) == list(PAPER)
         assert all(row.keys() == {"accuracy", "ece", "seconds"} for row in rows.values())
         assert (tmp_path / f"{pair}-entropy.png").stat().st_size > 5000
         run = tmp_path / pair

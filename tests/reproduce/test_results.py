@@ -146,3 +146,13 @@ def test_json_holds_everything(office_rows):
     assert content["paper"]["methods"]["u-sfan"]["avg"] == 88.6
     assert content["paper"]["others"]["CDAN"]["W→D"] == 100.0
     assert content["results"]["u-sfan"]["avg"]["seeds"] == 3
+
+
+def test_names_of_domains_cannot_break_a_table():
+    table = Table.build(rows_of({("shot", "a|b→{c}_~"): [50.0], ("shot", r"d\e→$5"): [60.0]}), title="*own*")
+    head, rule, body = table.to_markdown().strip().splitlines()[2:]
+    assert head == r"| method | a\|b→{c}_~ | d\\e→$5 | avg |"
+    assert [line.replace(r"\|", "").count("|") for line in (head, rule, body)] == [5, 5, 5]
+    text = table.to_latex()
+    assert r"a|b$\rightarrow$\{c\}\_\textasciitilde{}" in text
+    assert r"d\textbackslash{}e$\rightarrow$\$5" in text

@@ -293,12 +293,24 @@ def demo(settings: dict[str, Any]) -> None:
         run_demo(out, runtime=runtime, seed=settings.get("seed", 0))
 
 
-def reproduce(settings: dict[str, Any]) -> None:
-    from usfan.reproduce.command import reproduce as run_suite
+def study(settings: dict[str, Any]) -> None:
+    from usfan.reproduce.command import study as run_study
 
     runtime, _ = open_runtime(settings)
-    computing = {f.name for f in dataclasses.fields(RuntimeConfig)}
-    run_suite(settings["benchmark"], {k: v for k, v in settings.items() if k not in computing | {"benchmark"}}, runtime)
+    run_study(without_computing(settings), runtime)
+
+
+def reproduce(settings: dict[str, Any]) -> None:
+    from usfan.reproduce.command import reproduce as run_benchmark
+
+    runtime, _ = open_runtime(settings)
+    settings = without_computing(settings)
+    run_benchmark(settings.pop("benchmark"), settings, runtime)
+
+
+def without_computing(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a study is about, without where it is computed."""
+    return {k: v for k, v in settings.items() if k not in {f.name for f in dataclasses.fields(RuntimeConfig)}}
 
 
 def completion(settings: dict[str, Any]) -> None:
@@ -309,5 +321,5 @@ def completion(settings: dict[str, Any]) -> None:
 
 COMMANDS: dict[str, Callable[[dict[str, Any]], None]] = {
     c.__name__: c
-    for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, reproduce, completion)
+    for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, study, reproduce, completion)
 }

@@ -276,41 +276,67 @@ def completion() -> Command:
     return Command("SHELL", (shell,), every_command(SEED), required=("shell",))
 
 
-def reproduce() -> Command:
-    common = (
-        Flag("data", "Folder of the data set.", metavar="ROOT"),
-        Flag("methods", "By default those of the paper.", "list[str]"),
-        Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
-        Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B"),
-        Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
-        Flag("jobs", "Processes side by side.", "int", 1),
+LAST_ITERATE = Flag(
+    "guard", "Keep the source model if the guard finds that adaptation did harm.", "bool | None", default="off"
+)
+PAIRS = Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B")
+JOBS = Flag("jobs", "Processes side by side.", "int", 1)
+
+
+def study() -> Command:
+    root = Flag("data", "Folder of domain folders, each with one folder of images per class.", metavar="ROOT")
+    methods = "By default those of the paper, and u-sfan++ if the backbone is pretrained."
+    return study_command(
+        "ROOT [OPTIONS]",
+        root,
+        (
+            Flag("methods", methods, "list[str]"),
+            Flag("seeds", "By default 0 1 2.", "list[int]"),
+            PAIRS,
+            Flag("out", "Run folder.", default="runs/study", metavar="DIR"),
+            JOBS,
+        ),
+        fields(TrainConfig, "backbone")[0],
+        Flag("allow_classes", "Leave out classes that not all domains have.", "bool"),
     )
-    given = fields(AdaptConfig, "setting", "epochs", "preset", "guard")
-    adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
-    return Command(
+
+
+def reproduce() -> Command:
+    return study_command(
         f"{{{','.join(BENCHMARKS)}}} [OPTIONS]",
-        (Flag("benchmark", "Which one.", choices=BENCHMARKS),),
+        Flag("benchmark", "Which one.", choices=BENCHMARKS),
+        (
+            Flag("data", "Folder of the data set.", metavar="ROOT"),
+            Flag("methods", "By default those of the paper.", "list[str]"),
+            Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
+            PAIRS,
+            Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
+            JOBS,
+        ),
+        Flag("backbone", "Another network than the benchmark's own."),
+        Flag("allow_counts", "Accept other numbers of images.", "bool"),
+        Flag("allow_classes", "Accept missing classes too.", "bool"),
+    )
+
+
+def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: Flag, *data: Flag) -> Command:
+    """What both take that run pairs × methods × seeds."""
+    given = (*fields(AdaptConfig, "setting", "epochs", "preset"), LAST_ITERATE)
+    adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
+    source = (backbone, *fields(TrainConfig, "pretrained"), Flag("source_epochs", "Epochs of stage 1.", "int | None"))
+    computing = (Flag("seed", "The only seed; see --seeds.", "int"), *others(RuntimeConfig, without=ADVANCED))
+    return Command(
+        usage,
+        (place,),
         {
             "Common": common,
-            "Source models": (
-                Flag("backbone", "Another network than the benchmark's own."),
-                *fields(TrainConfig, "pretrained"),
-                Flag("source_epochs", "Epochs of stage 1.", "int | None"),
-            ),
+            "Source models": source,
             "Adaptation": (*adaptation, SET),
-            "Data": (
-                Flag("allow_counts", "Accept other numbers of images.", "bool"),
-                Flag("allow_classes", "Accept missing classes too.", "bool"),
-            ),
-            "Computing": (
-                Flag("seed", "The only seed; see --seeds.", "int"),
-                *others(RuntimeConfig, without=ADVANCED),
-                BUDGET,
-                CONFIG,
-            ),
+            "Data": data,
+            "Computing": (*computing, BUDGET, CONFIG),
         },
         (AdaptConfig, RuntimeConfig),
-        required=("benchmark",),
+        required=(place.name,),
         open_ended=True,
     )
 
@@ -325,6 +351,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
     "report": ("One HTML page of one or more runs.", report),
     "export": ("The model as one ONNX graph.", export),
     "methods": ("The table of methods, or the settings of one.", methods),
+    "study": ("All pairs of your own domains, all methods, several seeds: tables, figures and a report.", study),
     "reproduce": ("The paper's tables and figures.", reproduce),
     "completion": ("Completion of commands, flags and values for a shell.", completion),
 }

@@ -196,7 +196,7 @@ def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict
 def to_go_on(name: str, settings: dict[str, Any]) -> str:
     """For a run that was interrupted: the command that goes on with it."""
     out = settings.get("out")
-    if name == "reproduce":
+    if name in ("study", "reproduce"):
         return "; the same command goes on with what is done"
     if name not in COMMANDS or not COMMANDS[name][1]().resumable or not out or not Path(out, "config.yaml").is_file():
         return ""

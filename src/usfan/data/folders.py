@@ -52,6 +52,13 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     raise DataError(_nothing(folder, others))
 
 
+def holds_images(folder: str) -> bool:
+    """Whether there is an image in the folder, at any depth."""
+    images, inner, others = _listing(folder)
+    count = itertools.count(1)
+    return bool(images) or any(_below(os.path.join(folder, n), others, _identity(folder), count) for n in inner)
+
+
 def _below(folder: str, others: Counter[str], above: tuple[int, int], count: Iterator[int]) -> list[str]:
     """All images below a class folder, at any depth, sorted by path. Links may lead to a folder again and again, or
     round in a circle: each folder counts once, under the first name that leads to it."""

@@ -73,7 +73,7 @@ def shared_section(id: str, path: Path, below: list[Path]) -> Section:
     blocks: list[Block] = []
     table = study_table(id, path, problems)
     if table is not None:
-        blocks.append(table)
+        blocks += filter(None, (table, agreement_table(id, path, problems)))
     else:
         with Folder(path) as folder:
             if folder.holds("metrics.json"):
@@ -112,6 +112,20 @@ def study_table(id: str, path: Path, problems: list[str]) -> Table | None:
     )
     table = [[Cell(m, m), *(cells[name][i] for name in columns)] for i, m in enumerate(methods)]
     return Table(f"{id}-study", "Methods and tasks", caption, ["method", *columns], table, wide=True)
+
+
+def agreement_table(id: str, path: Path, problems: list[str]) -> Table | None:
+    """On how many images the runs with different seeds agree, from agreement.json; None of one seed."""
+    with Folder(path) as folder:
+        found = read_mapping(folder, "agreement.json", problems) if folder.holds("agreement.json") else {}
+    rows = {name: row for name, row in found.items() if isinstance(row, dict)}
+    if not rows:
+        return None
+    columns = list(dict.fromkeys(str(name) for row in rows.values() for name in row))[:MOST_NAMES]
+    cells = {name: column_cells([row.get(name) for row in rows.values()]) for name in columns}
+    table = [[Cell(m, m), *(cells[name][i] for name in columns)] for i, m in enumerate(map(str, rows))]
+    caption = "Share of the target's images with the same prediction, in %, mean over pairs of seeds; no label is used."
+    return Table(f"{id}-agreement", "Agreement between seeds", caption, ["method", *columns], table, wide=True)
 
 
 def study_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from usfan.artifacts.model import AdaptedModel
 from usfan.errors import ArtifactError
 from usfan.files import write_json, write_text
+from usfan.reproduce.results import in_markdown
 from usfan.tensor_file import read_tensors
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def write_agreement(study: Suite) -> str:
         [method, *(f"{row[c]:{'d' if c == 'seeds' else '.1f'}}" for c in columns)] for method, row in found.items()
     ]
     rule = ["---", *("---:" for _ in columns)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in (["method", *columns], rule, *lines))
+    head = ["method", *map(in_markdown, columns)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
     text = f"{CAPTION}\n\n{table}\n"
     write_json(files[0], found)
     write_text(files[1], text)

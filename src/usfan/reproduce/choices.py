@@ -1,19 +1,65 @@
-"""What a study is asked for: how many jobs, which pairs of domains; what it has done already; the commit it runs."""
+"""What a study is asked for: domains, methods, seeds and pairs; what it has done already; the commit it runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from usfan.adaptation.methods import find_method
+from usfan.adaptation.methods import METHODS, find_method
+from usfan.adaptation.settings import refuse
+from usfan.config import AdaptConfig, TrainConfig, make_config
 from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
+from usfan.data.benchmarks.catalogue import benchmark, check
+from usfan.data.benchmarks.own import own_domains
 from usfan.errors import ArtifactError, ConfigError
 from usfan.files import read_json
+from usfan.models.backbones import offline_weights
 
 PAPER = ("source-only", "shot-im", "shot-im-entropy", "shot", "u-sfan", "u-sfan+")
+"""The methods that the paper compares: what a study runs if it is not told."""
+
+
+OWN_SEEDS = (0, 1, 2)
+"""Of a study of own domains."""
+
+
+def find_domains(name: str | None, root: Any, *, allow_counts: bool, allow_classes: bool) -> Found:
+    """The copy of a named benchmark below `root`, after a check, or the user's own domains there."""
+    if name is None:
+        return own_domains(root)
+    if root is None:
+        entry = benchmark(name)
+        raise ConfigError(f"{entry.title}: pass --data ROOT; the data set is published at {entry.homepage}")
+    return check(name, root, allow_counts=allow_counts, allow_classes=allow_classes)
+
+
+def take_source(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of stage 1."""
+    source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
+    if "source_epochs" in settings:
+        source["epochs"] = settings.pop("source_epochs")
+    return source
+
+
+def check_settings(methods: Sequence[str], settings: dict[str, Any]) -> None:
+    """Every setting is one of an adaptation, or of at least one of the methods."""
+    fields = {f.name for f in dataclasses.fields(AdaptConfig)}
+    for name in sorted(settings.keys() - fields):
+        if not any(name in METHODS[m].settings() for m in methods):
+            refuse(name, METHODS[methods[0]], fields)
+    make_config(AdaptConfig, {k: v for k, v in settings.items() if k in fields})
+
+
+def own_methods(source: dict[str, Any]) -> tuple[str, ...]:
+    """What a study of own domains compares if it is not told: the paper's methods, and u-sfan++ if it can run."""
+    weights = source.get("pretrained", TrainConfig.pretrained)
+    offline = offline_weights(source.get("backbone", TrainConfig.backbone)) is not None
+    pretrained = offline if weights in ("auto", "offline") else weights != "none"
+    return (*PAPER, "u-sfan++") if pretrained else PAPER
 
 
 def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -50,15 +96,10 @@ def take_seeds(settings: dict[str, Any], default: Any) -> Any:
     return seeds
 
 
-def take_methods(settings: dict[str, Any]) -> tuple[str, ...]:
-    methods = settings.pop("methods", usual_methods())
+def take_methods(settings: dict[str, Any], usual: Sequence[str] = PAPER) -> tuple[str, ...]:
+    methods = settings.pop("methods", usual)
     each_once("method", methods)
     return tuple(find_method(str(name)).name for name in methods)
-
-
-def usual_methods() -> tuple[str, ...]:
-    """What a study runs if it is not told: the methods that the paper compares."""
-    return PAPER
 
 
 def each_once(what: str, values: Sequence[Any]) -> None:

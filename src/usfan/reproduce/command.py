@@ -1,4 +1,4 @@
-"""`usfan reproduce`: which program makes which of the paper's results."""
+"""`usfan study`, and `usfan reproduce`: which program makes which of the paper's results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,20 @@ def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
             else:
                 run_seeds(out, runtime=runtime, seeds=seeds, methods=methods)
     else:
-        from usfan.reproduce.suite import Suite
+        run_suite(name, settings, out, runtime)
 
-        study = Suite.open(name, settings, out, runtime)
-        with folder_lock(out):
-            study.run()
+
+def study(settings: dict[str, Any], runtime: Runtime) -> None:
+    """The command: as `reproduce`, with the domain folders in `data` as the benchmark."""
+    run_suite(None, settings, Path(settings.pop("out", "runs/study")), runtime)
+
+
+def run_suite(name: str | None, settings: dict[str, Any], out: Path, runtime: Runtime) -> None:
+    from usfan.reproduce.suite import Suite
+
+    suite = Suite.open(name, settings, out, runtime)
+    with folder_lock(out):
+        suite.run()
 
 
 def nothing_else(name: str, settings: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from usfan.evaluation.evaluate import score_outputs
 from usfan.evaluation.samples import adaptation_metrics, save_samples
 from usfan.files import write_json, write_text, write_yaml
 from usfan.progress import bar, step_progress
-from usfan.reproduce.choices import usual_methods
+from usfan.reproduce.choices import PAPER
 from usfan.training.source import train_source
 
 DIGITS = tuple("0123456789")
@@ -64,7 +64,7 @@ def load_uci() -> ImageData:
 
 
 def run_demo(
-    out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False, methods: Sequence[str] = usual_methods()
+    out: Path, *, runtime: Runtime, seed: int = 0, quick: bool = False, methods: Sequence[str] = PAPER
 ) -> dict[str, Any]:
     """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`. The
     report is that of U-SFAN, or of the last method."""

@@ -69,7 +69,7 @@ def feed(
 def description(study: Suite) -> dict[str, Any]:
     runtime: dict[str, Any] = {"device": study.runtime.device.type, "precision": study.runtime.precision}
     runtime |= {"compile": study.runtime.compile, "workers": study.runtime.workers, "cache": study.runtime.cache}
-    return {"name": study.benchmark.name, "given": study.given, "out": str(study.out), "runtime": runtime}
+    return {"name": study.name, "given": study.given, "out": str(study.out), "runtime": runtime}
 
 
 def tell(child: subprocess.Popen[str], what: dict[str, Any]) -> None:

@@ -1,13 +1,16 @@
-"""A benchmark's recipe as settings of the two stages."""
+"""A benchmark's recipe as settings of the two stages. Own domains have none: the stages have their defaults."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from usfan.config import TrainConfig
 from usfan.data.benchmarks.benchmark import Recipe
 
 
-def train_settings(recipe: Recipe) -> dict[str, Any]:
+def train_settings(recipe: Recipe | None) -> dict[str, Any]:
+    if recipe is None:
+        return {"backbone": TrainConfig.backbone}
     return {
         "backbone": recipe.backbone,
         "epochs": recipe.source_epochs,
@@ -28,7 +31,9 @@ def plain_view(recipe: Recipe) -> str:
     return "none" if not recipe.flip else "resized-crop-flip" if recipe.crop_scale else "crop-flip"
 
 
-def adapt_settings(recipe: Recipe) -> dict[str, Any]:
+def adapt_settings(recipe: Recipe | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
     settings = {
         "epochs": recipe.target_epochs,
         "lr": recipe.lr if recipe.target_lr is None else recipe.target_lr,

@@ -150,10 +150,15 @@ class Table:
         return f"{text}; paper: {self.source}" if self.source else text
 
     def to_markdown(self) -> str:
-        head = ["method", *(column.replace("*", "\\*") for column in self.columns)]
+        head = ["method", *map(in_markdown, self.columns)]
         body = [[name, *texts] for name, texts in self.lines()]
         rule = ["---", *("---:" for _ in self.columns)]
-        return "\n".join([self.caption(), "", *("| " + " | ".join(line) + " |" for line in [head, rule, *body])]) + "\n"
+        return (
+            "\n".join(
+                [in_markdown(self.caption()), "", *("| " + " | ".join(line) + " |" for line in [head, rule, *body])]
+            )
+            + "\n"
+        )
 
     def to_latex(self) -> str:
         """A `table` that needs the package booktabs."""
@@ -217,7 +222,18 @@ _TEX = {
     "&": r"\&",
     "_": r"\_",
     "#": r"\#",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
 }
+
+
+def in_markdown(text: str) -> str:
+    """A name in a table: nothing in it ends the cell or changes the type."""
+    return "".join(f"\\{letter}" if letter in "\\|*`<" else letter for letter in text)
 
 
 def _tex(text: str) -> str:

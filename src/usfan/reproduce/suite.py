@@ -1,4 +1,5 @@
-"""`usfan reproduce`: all pairs × methods × seeds of a benchmark, resumable, ending in one table beside the paper's.
+"""`usfan study` and `usfan reproduce`: all pairs × methods × seeds of own domains or of a named benchmark, resumable,
+ending in tables, figures and a report. Those of a named benchmark have the paper's numbers beside them.
 
 A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small
 JSON file, written whole; it is never run twice. Images are decoded once per domain.
@@ -6,7 +7,6 @@ JSON file, written whole; it is never run twice. Images are decoded once per dom
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -16,24 +16,40 @@ from typing import Any
 
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
-from usfan.adaptation.settings import own_settings, refuse, with_setting
+from usfan.adaptation.settings import own_settings, with_setting
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
-from usfan.config import AdaptConfig, make_config
+from usfan.config import AdaptConfig
 from usfan.data.benchmarks.benchmark import Benchmark, Found
-from usfan.data.benchmarks.catalogue import benchmark as find_benchmark
-from usfan.data.benchmarks.catalogue import check, load_domain
+from usfan.data.benchmarks.catalogue import load_domain
+from usfan.data.benchmarks.own import fitting
 from usfan.data.cache import PixelStore, open_store
 from usfan.errors import ConfigError
 from usfan.evaluation.evaluate import score_outputs
 from usfan.files import Folder, append_line, read_json, write_json, write_tensors, write_text, write_yaml
 from usfan.models.backbones import create_backbone
+from usfan.progress import say
+from usfan.report.page import write_report
 from usfan.reproduce.agreement import PREDICTED, predicted_classes, write_agreement
-from usfan.reproduce.choices import chosen_pairs, commit, read_mapping, take_jobs, take_methods, take_seeds
+from usfan.reproduce.choices import (
+    OWN_SEEDS,
+    PAPER,
+    check_settings,
+    chosen_pairs,
+    commit,
+    find_domains,
+    own_methods,
+    read_mapping,
+    take_jobs,
+    take_methods,
+    take_seeds,
+    take_source,
+)
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
+from usfan.reproduce.suite_figure import table_figure
 from usfan.runs.folder import mend_log
 from usfan.scoring.outputs import Outputs
 from usfan.tensor_file import read_tensors
@@ -65,6 +81,7 @@ class Suite:
 
     benchmark: Benchmark
     found: Found
+    """The domains, and where they lie."""
     out: Path
     runtime: Runtime
     methods: tuple[str, ...]
@@ -74,7 +91,7 @@ class Suite:
     """AdaptConfig's, as the user gave them."""
     source_settings: dict[str, Any]
     setting: str = "closed"
-    stores: dict[tuple[str, str, int, int], PixelStore] = field(default_factory=dict)
+    stores: dict[tuple[Any, ...], PixelStore] = field(default_factory=dict)
     on_cell: Callable[[dict[str, Any]], None] | None = None
     jobs: int = 1
     """Processes that run cells side by side."""
@@ -84,37 +101,41 @@ class Suite:
     """The rows of methods that the folder holds cells of already."""
 
     @classmethod
-    def open(cls, name: str, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
-        benchmark = find_benchmark(name)
+    def open(cls, name: str | None, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
+        """A study of a named benchmark or, without a name, of the domains in the folder `data`."""
         jobs, settings = take_jobs(settings)
         given = dict(settings)
-        if "data" not in settings:
-            raise ConfigError(f"{benchmark.title}: pass --data ROOT; the data set is published at {benchmark.homepage}")
-        counts, classes = (bool(settings.pop(name, False)) for name in ("allow_counts", "allow_classes"))
-        found = check(benchmark, settings.pop("data"), allow_counts=counts, allow_classes=classes)
-        methods = take_methods(settings)
-        seeds = tuple(take_seeds(settings, benchmark.recipe.seeds))
-        pairs = chosen_pairs(found, settings.pop("pairs", None))
-        source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
-        if "source_epochs" in settings:
-            source["epochs"] = settings.pop("source_epochs")
         settings = with_setting({"guard": False, **settings})
-        unknown = set(settings) - {f.name for f in dataclasses.fields(AdaptConfig)}
-        for name in sorted(unknown):
-            if not any(name in METHODS[m].settings() for m in methods):
-                refuse(name, METHODS[methods[0]], {f.name for f in dataclasses.fields(AdaptConfig)})
-        setting = make_config(AdaptConfig, {k: v for k, v in settings.items() if k not in unknown}).setting
-        found.class_split(setting)
+        counts, classes = (bool(settings.pop(flag, False)) for flag in ("allow_counts", "allow_classes"))
+        source = take_source(settings)
+        setting = str(settings.get("setting", AdaptConfig.setting))
+        found = find_domains(name, settings.pop("data", None), allow_counts=counts, allow_classes=classes)
+        benchmark = found.benchmark
+        usual = PAPER if benchmark.recipe else own_methods(source)
+        methods = take_methods(settings, usual)
+        seeds = tuple(take_seeds(settings, benchmark.recipe.seeds if benchmark.recipe else OWN_SEEDS))
+        pairs = chosen_pairs(found, settings.pop("pairs", None))
+        check_settings(methods, settings)
+        if name is None:
+            found = fitting(found, pairs, setting, classes)
+        for pair in pairs:
+            found.class_split(setting, *pair)
         study = cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
         study.jobs, study.given = jobs, given
         return study
+
+    @property
+    def name(self) -> str | None:
+        """Of the benchmark; None for own domains."""
+        return self.benchmark.name if self.benchmark.recipe else None
 
     def run(self) -> Table:
         from usfan.reproduce.live import LiveTable
 
         self.check_folder()
         given = {k: str(v) if isinstance(v, Path) else v for k, v in self.given.items()}
-        config = {"command": "reproduce", "benchmark": self.benchmark.name, **given}
+        own = {"command": "study"} if self.name is None else {"command": "reproduce", "benchmark": self.name}
+        config = {**own, **given}
         write_yaml(self.out / "config.yaml", config)
         with Folder(self.out) as folder:
             mend_log(folder)
@@ -145,6 +166,8 @@ class Suite:
         changed = [k for k in ("benchmark", "setting", "adapt", "source", "recipes") if before.get(k) != own[k]]
         self.earlier = before.get("rows", {})
         changed += [k for k, row in own["rows"].items() if self.earlier.get(k, row) != row]
+        domains = before.get("domains", {})
+        changed += [f"images or classes of {k}" for k, d in own["domains"].items() if domains.get(k, d) != d]
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
@@ -167,12 +190,13 @@ class Suite:
         recipe = self.benchmark.recipe_for(source)
         if path.is_file():
             return read_mapping(path)
-        settings = {**own_settings(method, {**adapt_settings(recipe), **self.settings}), "seed": seed}
+        usual = {k: v for k, v in adapt_settings(recipe).items() if k not in METHODS[method].stage}
+        settings = {**own_settings(method, {**usual, **self.settings}), "seed": seed}
         model = self.source_model(source, seed)
-        store = self.store(target, self.benchmark.train_split, model, part="target")
+        store = self.target_store(source, target, self.benchmark.train_split, model)
         adapted = adapt(model, store, method, runtime=self.runtime, **settings)
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
-        row |= self.score(adapted, target, store)
+        row |= self.score(adapted, source, target, store)
         row |= self.curves(adapted, store)
         row |= {"settings": adapted.history["settings"], "commit": commit()}
         kept = {PREDICTED: predicted_classes(adapted)}
@@ -186,12 +210,12 @@ class Suite:
         append_line(self.out / "log.jsonl", json.dumps(event, ensure_ascii=False))
         return row
 
-    def score(self, model: AdaptedModel, target: str, store: PixelStore) -> dict[str, Any]:
-        """On the target's test split where there is one, else on the images adapted to."""
+    def score(self, model: AdaptedModel, source: str, target: str, store: PixelStore) -> dict[str, Any]:
+        """On the target's test split if there is one, else on the images adapted to."""
         assert model.passes is not None
         outputs: Outputs = model.passes.after
         if self.benchmark.test_split != self.benchmark.train_split:
-            store = self.store(target, self.benchmark.test_split, model, part="target")
+            store = self.target_store(source, target, self.benchmark.test_split, model)
             outputs = model.outputs_of(*forward_store(model.classifier, store, model.spec, self.runtime))
         assert store.labels is not None
         scores = score_outputs(outputs, store.labels, model, open_set=self.setting == "open")
@@ -222,23 +246,35 @@ class Suite:
         settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
         spec = create_backbone(settings["backbone"], "none").spec
         started = time.perf_counter()
-        store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, part="source")
+        pair = next(pair for pair in self.pairs if pair[0] == source)
+        classes = self.found.class_split(self.setting, *pair).source
+        store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, classes)
         model = train_source(store, runtime=self.runtime, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
         write_json(self.out / "study.json", self.describe())
         model.save(folder)
 
-    def store(self, domain: str, split: str, model: SourceModel, *, part: str) -> PixelStore:
-        return self.load_store(domain, split, model.spec.resize, model.spec.channels, part=part)
+    def target_store(self, source: str, target: str, split: str, model: SourceModel) -> PixelStore:
+        """The images of a target, labelled by the classes of the source model."""
+        classes = self.found.class_split(self.setting, source, target)
+        known = None if self.setting == "closed" else classes.source
+        return self.load_store(target, split, model.spec.resize, model.spec.channels, classes.target, known)
 
-    def load_store(self, domain: str, split: str, size: int, channels: int, *, part: str) -> PixelStore:
-        """Decoded once; an open- or partial-set study gives source and target their own classes."""
-        key = (f"{domain}/{split}", part if self.setting != "closed" else "", size, channels)
+    def load_store(
+        self,
+        domain: str,
+        split: str,
+        size: int,
+        channels: int,
+        classes: tuple[str, ...],
+        known: tuple[str, ...] | None = None,
+    ) -> PixelStore:
+        """The images of these classes, decoded once; labels index `known`, if it is given."""
+        key = (domain, split, size, channels, classes, known)
         if key not in self.stores:
-            classes = self.found.class_split(self.setting)
-            data = load_domain(self.benchmark, self.found.root, domain, split, classes=getattr(classes, part))
-            if part == "target":
-                data = data.match_classes(classes.source, open_set=self.setting == "open")
+            data = load_domain(self.benchmark, self.found.root, domain, split, classes=classes)
+            if known is not None:
+                data = data.match_classes(known, open_set=self.setting == "open")
             self.stores[key] = open_store(
                 data,
                 size=size,
@@ -258,18 +294,17 @@ class Suite:
         rows = self.rows()
         metric = "os" if self.setting == "open" else self.benchmark.metric
         title = f"{self.benchmark.title}, {self.setting} set"
-        table = Table.build(rows, title=title, benchmark=self.benchmark.name, setting=self.setting, metric=metric)
+        table = Table.build(rows, title=title, benchmark=self.name, setting=self.setting, metric=metric)
         write_json(self.out / "study.json", self.describe())
         write_json(self.out / "results.json", {**self.describe(), "rows": rows})
         write_text(self.out / "table.md", table.to_markdown() + "\n")
         write_text(self.out / "table.tex", table.to_latex() + "\n")
         write_text(self.out / "table.json", table.to_json() + "\n")
         write_text(self.out / "metrics.json", table.to_json() + "\n")
-        from usfan.reproduce.suite_figure import table_figure
-
         table_figure(table, self.out / "table.png")
         self.entropy_figures()
         print("\n".join(filter(None, (table.to_markdown(), write_agreement(self)))))
+        say(f"{write_report([self.out])}: the tables and figures on one page")
         return table
 
     def entropy_figures(self) -> None:
@@ -294,10 +329,14 @@ class Suite:
             "adapt": self.settings,
             "rows": {**self.earlier, **{name: METHODS[name].settings() for name in self.methods}},
             "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
+            "domains": {
+                name: {"images": self.found.counts[name], "classes": list(classes)}
+                for name, classes in self.found.held.items()
+            },
             "recipes": {
                 domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}
                 for domain in self.benchmark.domains
-                for recipe in (self.benchmark.recipe_for(domain.short),)
+                if (recipe := self.benchmark.recipe_for(domain.short)) is not None
             },
             "hardware": hardware,
             "torch": torch.__version__,

@@ -103,7 +103,8 @@ class Benchmark:
     """Tasks as (source, target), by the domains' short names."""
     metric: str
     """`accuracy` or `mean_class_accuracy`."""
-    recipe: Recipe
+    recipe: Recipe | None
+    """None for a user's own domains: the settings are the defaults of `usfan train` and `usfan adapt`."""
     homepage: str
     folders: tuple[str, ...] = ()
     """Names of folders that the domains may lie in, below the root that was given."""
@@ -127,7 +128,7 @@ class Benchmark:
         """Task names, as in the paper's tables."""
         return tuple(f"{source}→{target}" for source, target in self.pairs)
 
-    def recipe_for(self, source: str) -> Recipe:
+    def recipe_for(self, source: str) -> Recipe | None:
         """The recipe of all tasks from this source."""
         return self.recipes.get(self.domain(source).short, self.recipe)
 
@@ -166,14 +167,18 @@ class Found:
     """Optional domains that are not there (short)."""
     notes: tuple[str, ...] = ()
     """What differs and was allowed."""
+    held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Domain → its classes, for a user's own domains; empty for a named benchmark, which has one split for all."""
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """The tasks that can be run with the domains that are there."""
         return tuple(pair for pair in self.benchmark.pairs if set(pair) <= set(self.places))
 
-    def class_split(self, setting: str) -> ClassSplit:
-        """As the benchmark's, among the classes that are there."""
+    def class_split(self, setting: str, source: str = "", target: str = "") -> ClassSplit:
+        """As the benchmark's, among the classes that are there. Of own domains, those of the source and the target."""
+        if self.held:
+            return ClassSplit(self.held[source], self.held[target])
         split = self.benchmark.class_split(setting)
-        source = tuple(name for name in split.source if name in self.classes)
-        return ClassSplit(source, tuple(name for name in split.target if name in self.classes))
+        there = [tuple(name for name in part if name in self.classes) for part in (split.source, split.target)]
+        return ClassSplit(*there)

@@ -1,0 +1,157 @@
+"""`usfan study` end to end on small domain folders: tables, LaTeX, report, resuming, class sets, clear refusals."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from small_runs import TINY, class_folder, usfan
+from usfan.adaptation.methods import METHODS
+from usfan.data.benchmarks.own import own_domains
+from usfan.reproduce.choices import PAPER, own_methods
+
+QUICK = ("--backbone", "digits-cnn", "--source-epochs", 1, "--epochs", 1, "--batch-size", 8, *TINY)
+
+
+def domains(root: Path, *names: str, classes: int = 3, images: int = 4) -> Path:
+    for number, name in enumerate(names):
+        class_folder(root / name, classes=classes, images=images, domain=number)
+    return root
+
+
+def study(root, out, *more) -> int:
+    return usfan("study", root, "--out", out, *QUICK, *more)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    root = domains(tmp_path_factory.mktemp("data") / "sites", "front door", "garden_2", "50% night")
+    (root / "notes").mkdir()  # no images: no domain
+    (root / "notes" / "read-me.txt").write_text("taken in spring")
+    return root
+
+
+def test_all_pairs_methods_and_seeds_end_in_tables_and_a_report(sites, tmp_path, capsys):
+    out = tmp_path / "study"
+    given = ("--methods", "source-only", "u-sfan", "--seeds", 0, 1)
+    assert study(sites, out, *given) == 0
+    printed = capsys.readouterr()
+    results = json.loads((out / "results.json").read_text())
+    tasks = {f"{a}→{b}" for a in own_domains(sites).places for b in own_domains(sites).places if a != b}
+    assert len(tasks) == 6
+    cells = {(row["task"], row["method"], row["seed"]) for row in results["rows"]}
+    assert cells == {(task, method, seed) for task in tasks for method in ("source-only", "u-sfan") for seed in (0, 1)}
+    table = (out / "table.md").read_text()
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert rows == ["| method", "| ---", "| source-only", "| u-sfan"]
+    assert table in printed.out
+    assert (out / "agreement.md").read_text() in printed.out
+    assert r"50\% night$\rightarrow$garden\_2" in (out / "table.tex").read_text()
+    lines = [line for line in printed.err.splitlines() if line.startswith("[")]
+    assert len(lines) == len(cells)
+    assert lines[0].startswith("[1/24] ")
+    assert all(line.endswith(" left") for line in lines[:-1])
+    assert "left" not in lines[-1]
+    page = (out / "report.html").read_text()
+    assert "50% night→garden_2" in page
+    assert "Agreement between seeds" in page
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert (settings["command"], settings["data"]) == ("study", str(sites))
+    kept = {file: file.read_bytes() for file in (out / "cells").iterdir()}
+    assert usfan("study", "--config", out / "config.yaml", "--out", out, *TINY) == 0  # nothing is left to do
+    assert not [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert {file: file.read_bytes() for file in (out / "cells").iterdir()} == kept
+
+
+def test_chosen_pairs_and_a_new_domain_go_on_in_the_same_folder(sites, tmp_path, refused):
+    root, out = tmp_path / "sites", tmp_path / "study"
+    shutil.copytree(sites, root)
+    given = ("--methods", "source-only", "--seeds", 0)
+    assert study(root, out, *given, "--pairs", "garden_2-front door") == 0
+    assert json.loads((out / "study.json").read_text())["pairs"] == ["garden_2→front door"]
+    class_folder(root / "roof", images=4, domain=3)
+    assert study(root, out, *given, "--pairs", "garden_2-front door", "garden_2-roof") == 0
+    assert len(list((out / "cells").glob("*.json"))) == 2
+    picture = next((root / "roof").rglob("*.png"))
+    shutil.copy(picture, picture.with_name("another.png"))
+    line = refused("study", root, "--out", out, *QUICK, *given)
+    assert "other settings (images or classes of roof)" in line
+
+
+def test_own_domains_have_the_defaults_of_the_other_commands(sites, tmp_path):
+    out = tmp_path / "study"
+    own = ("--backbone", "digits-cnn", "--source-epochs", 1, *TINY)
+    more = ("--methods", "shot", "tent", "--seeds", 0, "--pairs", "garden_2-front door", "--set", "momentum=0.8")
+    assert usfan("study", sites, "--out", out, *own, *more) == 0
+    rows = {row["method"]: row["settings"] for row in json.loads((out / "results.json").read_text())["rows"]}
+    assert (rows["shot"]["epochs"], rows["shot"]["lr"], rows["shot"]["guard"]) == (15, 0.01, False)
+    stage = METHODS["tent"].stage
+    assert {name: rows["tent"][name] for name in stage} == dict(stage)
+    assert rows["tent"]["momentum"] == rows["shot"]["momentum"] == 0.8
+    assert own_methods({"backbone": "tf_efficientnet_lite0"}) == (*PAPER, "u-sfan++")
+    assert own_methods({"backbone": "tf_efficientnet_lite0", "pretrained": "none"}) == PAPER
+    assert own_methods({"backbone": "digits-cnn"}) == PAPER
+
+
+def test_domains_of_different_classes(tmp_path, refused):
+    root = domains(tmp_path / "sites", "a", "b", classes=4)
+    shutil.rmtree(root / "b" / "class-3")
+    more = ("--methods", "source-only", "--seeds", 0)
+    line = refused("study", root, "--out", tmp_path / "no", *QUICK, *more)
+    assert "b lacks 1 of the classes of the other domains (class-3)" in line
+    assert "--allow-classes to run on the 3" in line
+    for number, (flags, classes) in enumerate(
+        [(("--allow-classes",), 3), (("--partial-set", "--pairs", "a-b"), 4), (("--open-set", "--pairs", "b-a"), 3)]
+    ):
+        out = tmp_path / f"study-{number}"
+        assert study(root, out, *more, *flags) == 0
+        results = json.loads((out / "results.json").read_text())
+        assert ("hos" in results["rows"][0]) == ("--open-set" in flags)
+        (model,) = {len(json.loads(f.read_text())["classes"]) for f in (out / "models").glob("*/config.json")}
+        assert model == classes
+    line = refused("study", root, "--out", tmp_path / "no", *QUICK, *more, "--open-set")
+    assert "a-b: the target has no class that the source lacks" in line
+    line = refused("study", root, "--out", tmp_path / "no", *QUICK, *more, "--partial-set")
+    assert "b-a: the target has class-3 that the source lacks" in line
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_is_no_folder_of_domains(tmp_path, refused):
+    def line(root: Path, *more) -> str:
+        said = refused("study", root, "--out", tmp_path / "no", *QUICK, *more)
+        assert not (tmp_path / "no").exists()
+        return said
+
+    assert "no such folder" in line(tmp_path / "missing")
+    one = domains(tmp_path / "one", "only")
+    assert "holds one domain (only); expected ROOT/domain/class/*.jpg" in line(one)
+    assert "only/class-0 holds images, but no class folders" in line(one / "only")
+    assert "holds images itself" in line(one / "only" / "class-0")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds no folder with images" in line(empty)
+    assert "a-b-a can mean 2 pairs" in line(domains(tmp_path / "double", "a", "a-b", "b-a", images=1))
+    assert "rename it" in line(domains(tmp_path / "arrow", "a→b", "c", images=1))
+    two = domains(tmp_path / "two", "a", "b", images=1)
+    assert "no task 'a-c'; the tasks are a-b, b-a" in line(two, "--pairs", "a-c")
+    assert "did you mean u-sfan" in line(two, "--methods", "usfan")
+    assert "momentun" in line(two, "--set", "momentun=1")
+
+
+def test_a_large_study_shows_one_column_for_each_source(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from usfan.reproduce import live
+
+    screen = io.StringIO()
+    monkeypatch.setattr(live, "console", Console(file=screen, force_terminal=True, width=120))
+    root = domains(tmp_path / "sites", "a", "b", "c", "d", images=2)
+    assert study(root, tmp_path / "study", "--methods", "source-only", "--seeds", 0) == 0
+    text = screen.getvalue()
+    assert "12 of 12 cells" in text
+    assert "11 of 12 cells, about 0 s left" in text
+    assert "a→*" in text
+    assert "a→b" not in text
