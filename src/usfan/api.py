@@ -124,13 +124,13 @@ def adapt(
         with for_api(progress, "adapting") as told:
             model = run_adaptation(source, data, runtime=engine, run=folder, progress=told, **given)
         assert model.passes is not None
-        if hasattr(data, "without_labels"):
+        saved, decoded = model, not hasattr(data, "without_labels")
+        if not decoded:
             model.passes = dataclasses.replace(model.passes, images=data.without_labels())
-            saved = model
-        else:  # pixels that were decoded before: each is in its place
-            places = dataclasses.replace(model.passes, kept=torch.arange(len(data)))
-            saved, data = dataclasses.replace(model, passes=places), images_of(data)
         if own and engine.rank == 0:
+            if decoded:  # pixels that were decoded before: each is in its place
+                places = dataclasses.replace(model.passes, kept=torch.arange(len(data)))
+                saved, data = dataclasses.replace(model, passes=places), images_of(data)
             save_adaptation(folder, saved, data, open_set=config.setting == "open")
     return model
 

@@ -68,18 +68,6 @@ def open_set_by_hand(
     return accuracies
 
 
-def neighbourhood_density(vectors: Sequence[Sequence[float]], temperature: float = 0.05) -> float:
-    unit = [[v / math.sqrt(sum(w * w for w in row)) for v in row] for row in vectors]
-    total = 0.0
-    for i, a in enumerate(unit):
-        weights = [
-            math.exp(sum(x * y for x, y in zip(a, b, strict=True)) / temperature) for j, b in enumerate(unit) if j != i
-        ]
-        shares = [w / sum(weights) for w in weights]
-        total += -sum(s * math.log(s) for s in shares if s > 0)
-    return total / len(unit)
-
-
 def two_means_sse(low: Sequence[float], high: Sequence[float]) -> float:
     return sum(sum((v - sum(group) / len(group)) ** 2 for v in group) for group in (low, high) if group)
 

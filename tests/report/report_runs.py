@@ -110,9 +110,7 @@ def log_epochs(run: RunFolder, tables: dict[str, Tensor]) -> list[dict[str, floa
         t = min(epoch, 4) / 4
         probs = (1 - t) * tables["probs_before"] + t * tables["probs_after"]
         rows = slice(None, None, max(1, len(probs) // 300))
-        figures = validate(
-            probs[rows], probs[rows], source_probs=tables["probs_before"][rows], posterior_probs=probs[rows]
-        )
+        figures = validate(probs[rows], source_probs=tables["probs_before"][rows], posterior_probs=probs[rows])
         losses = {"loss": 1 - 0.8 * t, "loss_entropy": 1.2 - t, "loss_diversity": -1.5 - 0.2 * t, "loss_pseudo": 0.0}
         extra = {**losses, "lr": 0.01 * (1 + 10 * epoch / EPOCHS) ** -0.75, "seconds": 4.2} if epoch else {}
         run.log("epoch", epoch=epoch, **extra, weight_mean=0.5 + 0.3 * t, validators=figures)

@@ -46,7 +46,7 @@ def test_every_part_is_there(document: Element) -> None:
     wanted = {f"r1-{name}" for name in (*FIGURES, *LABELLED, "classes", "settings")}
     wanted |= {f"r1-gallery-{name}" for name in ("certain", "uncertain", "mistakes")}
     assert wanted <= set(ids)
-    assert sum(i.startswith("r1-validator-") for i in ids) == 9
+    assert sum(i.startswith("r1-validator-") for i in ids) == 7
     assert not document.all(css="problems")
 
 

@@ -14,7 +14,7 @@ from usfan.artifacts.model import SourceModel
 from usfan.compute.runtime import start_runtime
 from usfan.reproduce.choices import PAPER
 from usfan.reproduce.digits import demo_table, load_mnist5k, load_uci, run_demo
-from usfan.reproduce.digits_figure import correct_areas, density
+from usfan.reproduce.digits_figure import correct_areas
 
 
 def test_the_demo_writes_what_it_promises(tmp_path, capsys):
@@ -64,16 +64,6 @@ def test_the_table_fits_eighty_columns():
     assert "accuracy %" in console.file.getvalue()
 
 
-def test_densities_keep_the_mass_between_the_ends():
-    import numpy as np
-
-    grid = np.linspace(0, 2.3, 2000)
-    values = np.concatenate([np.zeros(50), np.full(50, 2.3)])
-    curve = density(values, grid, 0.05)
-    assert np.trapezoid(curve, grid) == pytest.approx(100, rel=0.02)
-    assert not density(np.zeros(0), grid, 0.05).any()
-
-
 def test_areas_of_correct_against_incorrect_by_pairs():
     right = torch.tensor([True, True, False, False])
     entropies = {
@@ -83,6 +73,8 @@ def test_areas_of_correct_against_incorrect_by_pairs():
     entropies |= {"point_after": torch.ones(4), "posterior_after": torch.tensor([0.9, 0.8, 0.1, 0.2])}
     areas = correct_areas({**entropies, "right_before": right, "right_after": right})
     assert areas == {"point_before": 75, "posterior_before": 100, "point_after": 50, "posterior_after": 0}
+    every = {name: torch.ones(4) for name in entropies} | dict.fromkeys(("right_before", "right_after"), right | True)
+    assert set(correct_areas(every).values()) == {None}
 
 
 def test_the_digits_are_what_they_should_be():

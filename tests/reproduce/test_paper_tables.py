@@ -1,16 +1,21 @@
 """The paper's numbers: as printed in its LaTeX source, and consistent where the paper is."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from oracles.paper_latex import find_paper, read_header, read_table
 from usfan.data.benchmarks.catalogue import BENCHMARKS
-from usfan.errors import ConfigError
-from usfan.reproduce.tables import average_checks, paper_row, paper_rows, paper_table, paper_tables
+from usfan.reproduce.tables import PaperTable, paper_row, paper_rows, paper_tables
 
 PAPER = find_paper(Path(__file__).resolve().parents[2].parent / "shared" / "paper")
 needs_paper = pytest.mark.skipif(PAPER is None, reason="needs the paper's source beside the checkout")
+
+
+def paper_table(number: str) -> PaperTable:
+    """The table with this printed number."""
+    return next(table for table in paper_tables() if table.number == number)
 
 
 def shipped(number: str) -> dict[str, list[float | None]]:
@@ -56,14 +61,25 @@ def test_no_table_of_results_is_left_out():
 
 
 def test_the_printed_averages_that_do_not_follow():
-    wrong = {(c.table, c.method): (c.printed, round(c.computed, 2)) for c in average_checks() if not c.agrees}
+    """The average of each row that prints both an average and the numbers it is of; Table 4b prints two digits."""
+    wrong, count = {}, 0
+    for table in paper_tables():
+        slack = 0.005 if table.number == "4b" else 0.05
+        for row in table.rows:
+            values = [row.values[c] for c in table.columns if c != "avg" and row.values[c] is not None]
+            printed = row.values.get("avg")
+            if printed is not None and values:
+                count += 1
+                computed = math.fsum(values) / len(values)
+                if abs(computed - printed) > slack + 1e-9:
+                    wrong[table.number, row.printed] = (printed, round(computed, 2))
     assert wrong == {
         ("2", "A²Net"): (72.8, 72.68),
         ("2", "SHOT++"): (73.0, 72.94),
         ("4b", "U-SFAN"): (26.13, 26.16),
         ("A3", "A²Net"): (84.3, 84.36),
     }
-    assert len(average_checks()) == 12 + 7 + 2 + 10 + 13
+    assert count == 12 + 7 + 2 + 10 + 13
 
 
 def test_columns_and_methods_are_those_of_the_catalogue():
@@ -111,5 +127,3 @@ def test_rows_under_our_names():
     assert paper_row("office31", "source-only")["avg"] == 76.1
     assert paper_row("office-home", "shot-im-entropy") == {"avg": 71.2}
     assert paper_row("domainnet", "shot") is None
-    with pytest.raises(ConfigError, match="the paper has no table '7'; its tables are 1, 2"):
-        paper_table("7")

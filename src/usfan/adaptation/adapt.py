@@ -326,13 +326,7 @@ class Adaptation:
 
     def judge(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
         """Show this iterate to the guard, and write it down."""
-        figures = validate(
-            outputs.probs,
-            outputs.features,
-            source_probs=before.probs,
-            source_posterior_probs=before.posterior_probs,
-            posterior_probs=outputs.posterior_probs,
-        )
+        figures = validate(outputs.probs, source_probs=before.probs, posterior_probs=outputs.posterior_probs)
         if self.guide.separates:
             figures["information_maximization"] = self.guide.known_information(outputs.probs)
         self.path.append(outputs.logits.argmax(dim=1).to(torch.int16))

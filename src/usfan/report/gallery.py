@@ -17,6 +17,7 @@ from usfan.errors import DataError, shown
 from usfan.files import Folder
 from usfan.report.blocks import Gallery, Note, Picture, Thumbnail
 from usfan.report.read_samples import Samples
+from usfan.scoring.validators import is_certain
 
 BELOW = "Below each image: the predicted class, its probability, and the weight."
 SIDE = 112
@@ -85,7 +86,7 @@ def certain_rows(samples: Samples) -> Tensor:
     """Which images the model is certain of: past half-way from a guess to certainty, by the posterior."""
     posterior, weight = samples.get("posterior_after"), samples.get("weight")
     if posterior is not None:
-        return posterior.float().max(dim=1).values > (1 + 1 / posterior.shape[1]) / 2
+        return is_certain(posterior.float())
     assert weight is not None
     return weight > 0.5
 

@@ -13,6 +13,7 @@ from usfan.evaluation.metrics import classification_metrics
 from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
 from usfan.report.read_run import Run, is_epoch
 from usfan.scoring.calibration import calibration_metrics
+from usfan.scoring.validators import is_certain
 
 KINDS = {
     "adapt": "adaptation",
@@ -125,7 +126,7 @@ def certain_share(run: Run) -> float | None:
     table = run.samples.get("posterior_after") if run.samples is not None else None
     if table is None:
         return None
-    return float((table.max(dim=1).values > (1 + 1 / table.shape[1]) / 2).double().mean())
+    return float(is_certain(table).double().mean())
 
 
 def status(run: Run) -> tuple[str, str]:

@@ -9,17 +9,15 @@ VALIDATORS = {
     "entropy": "Mean entropy of the predictions: 0 if the model is sure of every image.",
     "information_maximization": "Entropy of the mean prediction minus the mean entropy: high if each image gets one "
     "class surely and all classes are used. The adaptation maximises it.",
-    "soft_neighbourhood_density": "How many images lie together with others that get the same prediction.",
-    "feature_neighbourhood_density": "How many images lie close to others in the features.",
     "diversity": "How evenly the classes are used: 1 if all are used alike.",
     "coverage": "Share of the classes that at least one image is given.",
     "largest_class": "Share of the images in the class that is given most often.",
     "drift": "Share of the images whose prediction is no longer the source model's.",
-    "certain_drift": "The same, but images that the source model was sure of count more.",
-    "doubtful_drift": "Whether predictions changed where the source model was in doubt: 1 if only there, 0.5 if doubt "
-    "made no difference, less if it was sure of the images that changed.",
-    "source_neighbours": "Share of the five nearest images, in the source model's features, with the same prediction.",
     "certain": "Share of the images whose prediction is more than half-way from a guess to certainty.",
+    "structure": "How much more often near images get the same prediction than by chance, as another network sees "
+    "them: 1 if always.",
+    "structure_gain": "The same, minus the source model's. The guard looks at it.",
+    "names": "Share of the changed predictions that the source model's posterior gives a chance.",
 }
 """What each validator says; none of them needs labels."""
 

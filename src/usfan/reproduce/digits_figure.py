@@ -13,24 +13,12 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel
+from usfan.evaluation.metrics import detection_table
 from usfan.files import whole_file
 from usfan.posterior.predictive import entropy
-from usfan.scoring.validators import order_probability
+from usfan.report.plots import density
 
 RIGHT, WRONG = "#20639b", "#c8453b"
-
-
-def density(values: np.ndarray, grid: np.ndarray, width: float) -> np.ndarray:
-    """A Gaussian kernel density, mirrored at both ends of the grid so that no mass leaks out; scaled by the count."""
-    if len(values) == 0:
-        return np.zeros_like(grid)
-    low, high = grid[0], grid[-1]
-    mirrored = np.concatenate([values, 2 * low - values, 2 * high - values])
-    counts, edges = np.histogram(mirrored, bins=600, range=(low - 5 * width, high + 5 * width))
-    centres = (edges[1:] + edges[:-1]) / 2
-    kernel = np.exp(-0.5 * ((grid[:, None] - centres[None]) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    density: np.ndarray = kernel @ counts
-    return density
 
 
 def entropies_of(model: AdaptedModel, labels: Tensor) -> dict[str, Tensor]:
@@ -47,12 +35,13 @@ def entropies_of(model: AdaptedModel, labels: Tensor) -> dict[str, Tensor]:
     return kept
 
 
-def correct_areas(entropies: dict[str, Tensor]) -> dict[str, float]:
-    """AUROC of correct against incorrect by the entropy of each prediction, percent: the figure in numbers."""
+def correct_areas(entropies: dict[str, Tensor]) -> dict[str, float | None]:
+    """AUROC of correct against incorrect by the entropy of each prediction, percent: the figure in numbers. None if all
+    are right, or all wrong."""
     areas = {}
     for name in ("point_before", "posterior_before", "point_after", "posterior_after"):
-        right = entropies[f"right_{name.split('_')[1]}"]
-        areas[name] = 100 * order_probability(entropies[name][right], entropies[name][~right])
+        wrong = ~entropies[f"right_{name.split('_')[1]}"].bool()
+        areas[name] = detection_table({name: entropies[name]}, wrong)[name]["auroc"]
     return areas
 
 
@@ -76,13 +65,8 @@ def draw_curves(axis: Axes, entropies: Tensor, right: Tensor, classes: int, styl
     grid = np.linspace(0, top, 200)
     values, is_right = entropies.double().numpy(), right.bool().numpy()
     for mask, colour, word in ((is_right, RIGHT, "correct"), (~is_right, WRONG, "incorrect")):
-        axis.plot(
-            grid,
-            density(values[mask], grid, top / 40) / max(1, len(values)),
-            style,
-            color=colour,
-            label=f"{word}, {name}",
-        )
+        curve = density(values[mask], grid, len(values))
+        axis.plot(grid, curve, style, color=colour, label=f"{word}, {name}")
     axis.set_xlim(0, top)
     axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)

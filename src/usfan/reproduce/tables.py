@@ -2,18 +2,15 @@
 
 The numbers lie in `paper_tables.json`. A column is a task (`A→C`), a class (Table A3), or `avg`, the printed average.
 `C→*` is the average over all targets of source C: Table 4b prints nothing finer.
-Printed averages are kept as they are, also where they do not follow from their own row: see `average_checks`.
+Printed averages are kept as they are, also if they do not follow from their own row.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
-
-from usfan.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -70,15 +67,6 @@ def _table(entry: dict[str, Any]) -> PaperTable:
     return PaperTable(**{**entry, "columns": columns, "rows": rows})
 
 
-def paper_table(number: str) -> PaperTable:
-    """The table with this printed number."""
-    for table in paper_tables():
-        if table.number == number:
-            return table
-    known = ", ".join(table.number for table in paper_tables())
-    raise ConfigError(f"the paper has no table {number!r}; its tables are {known}")
-
-
 def tables_of(benchmark: str, setting: str = "closed") -> tuple[PaperTable, ...]:
     """The tables about one benchmark; the one with per-task numbers comes first. Empty where the paper has none."""
     found = [table for table in paper_tables() if (table.benchmark, table.setting) == (benchmark, setting)]
@@ -115,33 +103,3 @@ def paper_row(benchmark: str, method: str, setting: str = "closed") -> dict[str,
     if "Source-Only" in printed:
         return rows["Source-Only"]
     return rows[printed[0]] if printed else None
-
-
-@dataclass(frozen=True)
-class AverageCheck:
-    """A printed average beside the mean of its own row."""
-
-    table: str
-    method: str
-    printed: float
-    computed: float
-    agrees: bool
-    """Whether the printed one is the computed one, rounded to the table's digits."""
-
-
-def average_checks() -> tuple[AverageCheck, ...]:
-    """One check for each row that prints both an average and the numbers it is of."""
-    checks = []
-    for table in paper_tables():
-        parts = [column for column in table.columns if column != "avg"]
-        # Table 4b prints two digits, the others one.
-        slack = 0.005 if table.number == "4b" else 0.05
-        for row in table.rows:
-            values = [value for column in parts if (value := row.values[column]) is not None]
-            printed = row.values.get("avg")
-            if printed is None or not values:
-                continue
-            computed = math.fsum(values) / len(values)
-            agrees = abs(computed - printed) <= slack + 1e-9
-            checks.append(AverageCheck(table.number, row.printed, printed, computed, agrees))
-    return tuple(checks)
