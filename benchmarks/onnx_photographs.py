@@ -69,7 +69,7 @@ def fitted_model(data, backbone: str = "tf_efficientnet_lite0", steps: int = 300
         torch.nn.functional.cross_entropy(classifier.head(seen), store.labels).backward()
         optimiser.step()
     classifier.requires_grad_(True)
-    posterior = fit_posterior(classifier.eval(), store, spec, runtime, 10.0)
+    posterior, _ = fit_posterior(classifier.eval(), store, spec, runtime, 10.0)
     return SourceModel(classifier, posterior, data.classes, spec, {"backbone": backbone, **options})
 
 

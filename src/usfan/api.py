@@ -66,6 +66,9 @@ def attach_posterior(
     runtime: Any = None,
     device: Any = None,
     progress: Any = None,
+    uncertainty: str = "posterior",
+    dropout_rate: float | None = None,
+    members: int = 8,
     **options: Any,
 ) -> SourceModel:
     """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
@@ -73,11 +76,17 @@ def attach_posterior(
     timm classifiers need no `head`, and bring their input size and normalisation; for others these are guessed, or give
     `spec`. `classes` are the names of the outputs in the module's order: a sequence, or a file. With labelled data, an
     order that does not fit the module's predictions is refused, and the one that fits is named. `options`: prior,
-    damping, weight_decay, spec.
+    damping, weight_decay, spec. `uncertainty` is what certainty then comes from: posterior, point, mc-dropout (at
+    `dropout_rate`) or ensemble (of so many `members`, trained on labelled data).
     """
     from usfan.compute.runtime import as_runtime
+    from usfan.config import UNCERTAINTIES
+    from usfan.config_checks import one_of
     from usfan.training.posthoc import attach_posterior as attach
+    from usfan.training.source import Rival
 
+    one_of("uncertainty", uncertainty, UNCERTAINTIES)
+    options["rival"] = Rival(uncertainty, dropout_rate, members)
     if isinstance(classes, (str, Path)):
         from usfan.data.class_file import read_classes
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from usfan.config_checks import (
+    DROPOUT_RATES,
+    MOST_MEMBERS,
     MOST_RATE,
     at_least,
     between,
@@ -26,12 +28,16 @@ WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("closed", "open", "partial")
 TUNE = ("affine", "new", "norm", "all")
+UNCERTAINTIES = ("posterior", "point", "mc-dropout", "ensemble")
+"""What certainty can come from."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 CHOICES = {
     "setting": SETTINGS,
     "tune": (*TUNE, "auto"),
     "augment": VIEWS,
+    "TrainConfig.uncertainty": UNCERTAINTIES,
+    "AdaptConfig.uncertainty": ("auto", *UNCERTAINTIES),
     "damping": ("exact", "factored"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "32", "bf16"),
@@ -40,7 +46,7 @@ CHOICES = {
 }
 """What fields of few values may hold."""
 ADVANCED = frozenset(
-    {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples"}
+    {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples", "dropout_rate"}
     | {"precision", "compile", "decode", "devices", "nodes", "cache"}
 )
 """Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
@@ -134,6 +140,12 @@ class TrainConfig(OptimiserConfig):
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = "exact"
     """exact, or factored as in the published program."""
+    uncertainty: str = "posterior"
+    """What the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
+    rate 0.5 unless --dropout says another) or ensemble (heads on bootstraps, trained after the network). The posterior
+    is fitted and stored in any case."""
+    members: int = 8
+    """Heads of the ensemble."""
     preset: str = "default"
     """default, paper (the prior precision 5e-4) or shot (the recipe's)."""
 
@@ -146,6 +158,12 @@ class TrainConfig(OptimiserConfig):
         check_prior(self.prior)
         check_seed(self.seed)
         one_of("damping", self.damping, CHOICES["damping"])
+        one_of("uncertainty", self.uncertainty, UNCERTAINTIES)
+        between("members", self.members, 2, MOST_MEMBERS)
+        if self.dropout is not None:
+            between("dropout", self.dropout, 0, DROPOUT_RATES[1])
+        if self.uncertainty == "mc-dropout" and self.dropout == 0:
+            raise ConfigError("uncertainty mc-dropout needs dropout in training: leave --dropout 0 out, or give a rate")
         one_of("tune", self.tune, choices_of(TrainConfig, "tune"))
         if self.augment is not None:
             one_of("augment", self.augment, VIEWS)
@@ -166,6 +184,9 @@ class AdaptConfig(OptimiserConfig):
     witness: str = "auto"
     """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
     file. auto: the network that the source model started from."""
+    uncertainty: str = "auto"
+    """What the certainty of a sample comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto
+    (as stored with the source model)."""
     epochs: int = 15
     """Passes over the target."""
     seed: int = 0
@@ -182,6 +203,8 @@ class AdaptConfig(OptimiserConfig):
     """Prior precision for the weights; by default the one stored with the source model."""
     damping: str | None = None
     """exact or factored; by default as stored with the source model."""
+    dropout_rate: float | None = None
+    """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +213,9 @@ class AdaptConfig(OptimiserConfig):
         at_least("epochs", self.epochs, 0)
         check_seed(self.seed)
         at_least("samples", self.samples, 1)
+        one_of("uncertainty", self.uncertainty, choices_of(AdaptConfig, "uncertainty"))
+        if self.dropout_rate is not None:
+            between("dropout_rate", self.dropout_rate, *DROPOUT_RATES)
         if self.prior is not None:
             check_prior(self.prior)
         if self.augment is not None:

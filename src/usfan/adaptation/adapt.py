@@ -163,6 +163,9 @@ class Adaptation:
         self.steps = sum(self.steps_of(stage) for _, stage in self.stages)
         self.compiled = worth_compiling(runtime, self.steps)
         self.posterior = choose_posterior(source.posterior, config).to(runtime.device)
+        chosen = source.with_uncertainty(config.uncertainty, config.dropout_rate).rival
+        self.rival = None if chosen is None else chosen.to(runtime.device)
+        self.uncertainty = self.posterior if self.rival is None else self.rival
         separation = next((t.separation for t in method.terms if isinstance(t, Separation)), 0.0)
         self.settles = bool(separation) or (method.settles and bool(method.terms))
         self.guide = Guidance(
@@ -172,7 +175,7 @@ class Adaptation:
             method.split,
             config.setting,
             runtime,
-            self.posterior,
+            self.uncertainty,
             config.samples,
             separates=bool(separation),
         )
@@ -243,7 +246,7 @@ class Adaptation:
             self.guide,
             before,
             self.witness,
-            self.posterior,
+            self.uncertainty,
         )
         self.enter(0)
         return before
@@ -313,7 +316,7 @@ class Adaptation:
         features, logits = forward_store(
             self.classifier, self.store, self.source.spec, self.runtime, compiled=self.compiled, replay=self.replay
         )
-        probs, information = self.posterior.moments(features, self.method.certainty.temperature, self.config.samples)
+        probs, information = self.uncertainty.moments(features, self.method.certainty.temperature, self.config.samples)
         return Outputs(features, logits, logits.softmax(dim=1), probs, information)
 
     def labels(self, outputs: Outputs) -> Tensor:
@@ -391,6 +394,7 @@ class Adaptation:
             "estimated_accuracy": estimated_accuracy(self.guard.history[-1], adapted=kept.epoch > 0),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,
+            "uncertainty": self.uncertainty.kind,
             "settings": recorded_settings(self.config, self.method),
             "seconds": round(seconds, 3),
             "records": self.records,
@@ -409,6 +413,7 @@ class Adaptation:
             {k: v for k, v in history.items() if k not in ("records", "validators", "guard", "estimated_accuracy")},
             self.method.certainty.temperature,
             self.config.samples,
+            self.rival,
             self.config.method,
             rule,
             history,

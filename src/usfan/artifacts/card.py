@@ -32,6 +32,10 @@ def model_card(config: dict[str, Any]) -> str:
         f"| prior precision | {prior} |",
         f"| fitted on | {posterior['count']} samples |",
     ]
+    other = config["uncertainty"]
+    if other["kind"] != "kronecker":
+        told = ", ".join(f"{name} {value}" for name, value in other.items() if name != "kind")
+        lines.append(f"| certainty from | {other['kind']}{f' ({told})' if told else ''}, not from the posterior |")
     for name, value in config.get("summary", {}).items():
         if isinstance(value, (int, float, str)):
             lines.append(f"| {_cell(name)} | {_cell(value)} |")

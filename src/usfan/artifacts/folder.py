@@ -26,10 +26,14 @@ from usfan.files import Folder, read_json_in, write_json, write_tensors, write_t
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
 from usfan.models.hub import hub_or_cache
+from usfan.posterior.ensemble import Ensemble
+from usfan.posterior.heads import Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.tensor_file import check_header, check_values, open_tensors_in
 
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
+ENSEMBLE = "ensemble.safetensors"
+"""In the folder of a model whose uncertainty is an ensemble."""
 MAX_CONFIG_BYTES = 16 << 20
 
 
@@ -40,6 +44,8 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "model.safetensors", model.classifier.state_dict())
     write_tensors(folder / "posterior.safetensors", model.posterior.tensors())
+    if model.uncertainty.kind == "ensemble":
+        write_tensors(folder / ENSEMBLE, model.uncertainty.tensors())
     write_json(folder / "config.json", config)
     write_text(folder / "README.md", model_card(config))
     return folder
@@ -59,6 +65,7 @@ def model_config(model: Any, *, private: bool = False) -> dict[str, Any]:
             "features": model.posterior.weight.shape[1],
             "bias": model.posterior.bias is not None,
         },
+        "uncertainty": {"kind": "kronecker"} if model.rival is None else model.rival.settings(),
         "temperature": model.temperature,
         "samples": model.samples,
     }
@@ -79,6 +86,7 @@ def load_parts(folder: str | Path, *, module: nn.Module | None = None, **downloa
         config = parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), path / "config.json")
         classifier = build_classifier(config, opened, module)
         posterior = read_posterior(config, opened, classifier)
+        rival = read_rival(config, opened, posterior)
     check_head(classifier, posterior, path)
     parts: dict[str, Any] = {
         "classifier": classifier.eval(),
@@ -89,6 +97,7 @@ def load_parts(folder: str | Path, *, module: nn.Module | None = None, **downloa
         "summary": config.summary,
         "temperature": config.temperature,
         "samples": config.samples,
+        "rival": rival,
     }
     if config.kind == "adapted":
         parts |= {"method": config.method, "unknown_rule": read_rule(config, path)}
@@ -135,7 +144,7 @@ def fetch_folder(folder: str | Path, **download: Any) -> Folder:
 
     try:
         with hub_or_cache():
-            path = Path(snapshot_download(str(folder), allow_patterns=list(FILES), **download))
+            path = Path(snapshot_download(str(folder), allow_patterns=[*FILES, ENSEMBLE], **download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
@@ -264,6 +273,28 @@ def read_posterior(config: ModelConfig, folder: Folder, classifier: Classifier) 
         if not is_orthonormal(vectors):
             raise ArtifactError(f"{file}: '{name}_vectors' is not an orthonormal basis")
     return KroneckerPosterior(**{"bias": None, **state}, **settings)
+
+
+def read_rival(config: ModelConfig, folder: Folder, posterior: KroneckerPosterior) -> Heads | None:
+    """The uncertainty in use, if it is not the posterior; its head is that of the posterior."""
+    kind = config.uncertainty["kind"]
+    if kind == "point":
+        return PointEstimate(posterior.weight, posterior.bias)
+    if kind == "mc-dropout":
+        return MCDropout(posterior.weight, posterior.bias, config.uncertainty["rate"])
+    if kind != "ensemble":
+        return None
+    file, members = folder.path / ENSEMBLE, config.uncertainty["members"]
+    if not folder.holds(ENSEMBLE):
+        raise ArtifactError(f"{folder.path}: no {ENSEMBLE} in it, which config.json (uncertainty) says is there")
+    shapes = {"member_weights": (members, *posterior.weight.shape)}
+    if posterior.bias is not None:
+        shapes["member_biases"] = (members, len(posterior.bias))
+    with open_tensors_in(folder, ENSEMBLE) as tensors:
+        check_header(file, tensors, {name: (shape, posterior.weight.dtype) for name, shape in shapes.items()})
+        state = {name: tensors.get_tensor(name) for name in shapes}
+    check_values(file, state)
+    return Ensemble(posterior.weight, posterior.bias, **state)
 
 
 def is_orthonormal(vectors: Tensor) -> bool:

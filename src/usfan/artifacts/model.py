@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -14,14 +15,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from usfan.artifacts.folder import load_parts, save_model
+from usfan.config import UNCERTAINTIES
+from usfan.config_checks import one_of
 from usfan.data.labels import some
 from usfan.data.views import InputSpec, test_view
 from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.posterior.heads import UNTRAINED_RATE, Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights, entropy
 from usfan.scoring.outputs import Outputs, Prediction, check_finite
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,17 @@ class SourceModel(ModelHubMixin):
     """Of the training: settings and scores, no sample."""
     temperature: float = 0.4
     samples: int = 128
+    rival: Heads | None = None
+    """What certainty comes from if not from the posterior: the point estimate, MC dropout or an ensemble."""
     kind = "source"
     report: ClassVar[Callable[..., Path]]
     """`usfan.report_model` as a method. `usfan.api` gives it: a model knows nothing of pages."""
     _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
+
+    @property
+    def uncertainty(self) -> KroneckerPosterior | Heads:
+        """What the model's certainty comes from."""
+        return self.posterior if self.rival is None else self.rival
 
     @property
     def pretrained(self) -> bool:
@@ -76,7 +89,7 @@ class SourceModel(ModelHubMixin):
             "classes": f"{len(self.classes)}: {some(self.classes, 4)}",
             "input": f"{spec.channels}×{spec.size}×{spec.size}",
             "posterior": f"of {self.posterior.count:,} images, prior precision {self.posterior.prior_precision:.3g}",
-        }
+        } | ({} if self.rival is None else {"uncertainty": self.rival.kind})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(f'{name} {fact}' for name, fact in self.facts().items())})"
@@ -90,8 +103,8 @@ class SourceModel(ModelHubMixin):
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
-        """The posterior's view of features and logits that a pass gave."""
-        posterior_probs, information = self.posterior.moments(features, self.temperature, self.samples)
+        """The uncertainty's view of features and logits that a pass gave."""
+        posterior_probs, information = self.uncertainty.moments(features, self.temperature, self.samples)
         check_finite(logits, posterior_probs)
         return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
 
@@ -133,7 +146,13 @@ class SourceModel(ModelHubMixin):
         """Move the network and the posterior, in place."""
         self.classifier.to(device)
         self.posterior = self.posterior.to(device)
+        self.rival = None if self.rival is None else self.rival.to(device)
         return self
+
+    def with_uncertainty(self, name: str, rate: float | None = None) -> Self:
+        """The same network with its certainty from another source: posterior, point, mc-dropout or ensemble (`auto`: as
+        it is). `rate` is that of MC dropout; by default the one that the head was trained with."""
+        return self if name == "auto" else replace(self, rival=choose_rival(self, name, rate))
 
     def save(self, folder: str | Path, *, private: bool = False) -> Path:
         return save_model(self, Path(folder), private=private)
@@ -188,6 +207,36 @@ def came_pretrained(architecture: dict[str, Any]) -> bool:
     if "pretrained" in architecture:
         return architecture["pretrained"] is not None
     return architecture.get("backbone") not in SMALL_BACKBONES
+
+
+def choose_rival(model: SourceModel, name: str, rate: float | None = None) -> Heads | None:
+    """The uncertainty of this name for a model's head; None is the posterior."""
+    one_of("uncertainty", name, UNCERTAINTIES)
+    head = model.posterior.weight, model.posterior.bias
+    if name == "point":
+        return PointEstimate(*head)
+    if name == "mc-dropout":
+        return MCDropout(*head, trained_rate(model) if rate is None else rate)
+    if name == "ensemble" and (model.rival is None or model.rival.kind != "ensemble"):
+        raise ConfigError(
+            "this model has no ensemble: it is trained with the source data, usfan train --uncertainty ensemble, or "
+            "usfan posterior --uncertainty ensemble"
+        )
+    return model.rival if name == "ensemble" else None
+
+
+def trained_rate(model: SourceModel) -> float:
+    """The rate of dropout that the head was trained with; a model that had none gets a guess, and is told so."""
+    own = float(model.architecture.get("dropout") or 0)
+    if isinstance(model.rival, MCDropout):
+        return model.rival.rate
+    if own == 0:
+        log.warning(
+            "the model was trained without dropout before its last layer: MC dropout takes the rate %s, a guess; "
+            "dropout_rate sets another",
+            UNTRAINED_RATE,
+        )
+    return own or UNTRAINED_RATE
 
 
 def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:

@@ -30,6 +30,9 @@ from usfan.artifacts.model import SourceModel
 from usfan.data.views import centre, statistics
 from usfan.errors import UsfanError
 from usfan.files import whole_file
+from usfan.posterior.ensemble import Ensemble
+from usfan.posterior.heads import MCDropout, PointEstimate
+from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights
 from usfan.scoring.outputs import Outputs
 
@@ -42,7 +45,8 @@ OUTPUTS = ("label", "probs", "posterior_probs", "certainty", "unknown")
 MEANINGS = {
     "label": "int64 N: the number of the predicted class, an index into `classes`",
     "probs": "float32 N×K: probabilities of the point estimate, which decides the label",
-    "posterior_probs": "float32 N×K: probabilities of the posterior predictive, which knows what it has not seen",
+    "posterior_probs": "float32 N×K: probabilities of the posterior predictive (or of the `uncertainty` that the "
+    "metadata names), which knows what it has not seen",
     "certainty": "float32 N: exp(−entropy of posterior_probs); 1 is certain, 1/K knows nothing",
     "unknown": "bool N: judged to be of no known class (always false unless the model was adapted for open set)",
     "features": "float32 N×D: what the last layer sees",
@@ -52,32 +56,96 @@ PROBES = ((64, 48), (300, 400), (33, 57))
 """Sizes (height, width) of the made-up photographs that a graph is checked with."""
 
 
-class Exported(nn.Module):
-    """Normalised images B×C×S×S → features B×D, logits B×K, certainty B, with the same fixed draws as `predict`."""
+class PosteriorDraws(nn.Module):
+    """Features B×D and logits B×K → B×M×K logits / τ of the posterior's fixed draws."""
 
     vectors: Tensor
     table: Tensor
     basis: Tensor
     noise: Tensor
 
-    def __init__(self, model: SourceModel) -> None:
+    def __init__(self, posterior: KroneckerPosterior, temperature: float, samples: int) -> None:
         super().__init__()
-        posterior = model.posterior
-        posterior.predictive(torch.zeros(1, posterior.weight.shape[1]), model.temperature, model.samples)
-        self.classifier = model.classifier
-        self.temperature, self.has_bias = model.temperature, posterior.bias is not None
+        posterior.predictive(torch.zeros(1, posterior.weight.shape[1]), temperature, samples)
+        self.temperature, self.has_bias = temperature, posterior.bias is not None
         self.register_buffer("vectors", posterior.feature_vectors)
         self.register_buffer("table", posterior.variance_table)
         self.register_buffer("basis", posterior.basis)
-        self.register_buffer("noise", posterior.noise(model.samples))
+        self.register_buffer("noise", posterior.noise(samples))
 
-    def draws(self, features: Tensor, logits: Tensor) -> Tensor:
-        """B×M×K logits / τ of the posterior's draws."""
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         phi = torch.cat([features, torch.ones_like(features[:, :1])], dim=1) if self.has_bias else features
         coefficients = ((phi @ self.vectors).square() @ self.table).sqrt() @ self.basis.T
         rank, samples, classes = self.noise.shape
         moved = (coefficients / self.temperature) @ self.noise.reshape(rank, samples * classes)
         return moved.reshape(-1, samples, classes) + (logits / self.temperature)[:, None, :]
+
+
+class PointDraws(nn.Module):
+    """The same of the point estimate, M = 1."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        return (logits / self.temperature)[:, None, :]
+
+
+class DropoutDraws(PointDraws):
+    """The same of MC dropout, with its fixed masks."""
+
+    masks: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, heads: MCDropout, temperature: float, samples: int) -> None:
+        super().__init__(temperature)
+        self.register_buffer("masks", heads.masks(samples))
+        self.register_buffer("weight", heads.weight)
+        self.register_buffer("bias", heads.weight.new_zeros(len(heads.weight)) if heads.bias is None else heads.bias)
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        return ((features[:, None, :] * self.masks) @ self.weight.T + self.bias) / self.temperature
+
+
+class EnsembleDraws(PointDraws):
+    """The same of an ensemble, M its members."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, heads: Ensemble, temperature: float) -> None:
+        super().__init__(temperature)
+        self.members, self.classes, features = heads.member_weights.shape
+        none = heads.member_biases is None
+        self.register_buffer("weight", heads.member_weights.reshape(-1, features).clone())
+        zeros = heads.member_weights.new_zeros(self.members * self.classes)
+        self.register_buffer("bias", zeros if none else heads.member_biases.flatten().clone())  # type: ignore[union-attr]
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        drawn = features @ self.weight.T + self.bias
+        return drawn.reshape(-1, self.members, self.classes) / self.temperature
+
+
+def draws_of(uncertainty: Any, temperature: float, samples: int) -> nn.Module:
+    """What draws in the graph as this uncertainty does in torch."""
+    if isinstance(uncertainty, MCDropout):
+        return DropoutDraws(uncertainty, temperature, samples)
+    if isinstance(uncertainty, Ensemble):
+        return EnsembleDraws(uncertainty, temperature)
+    if isinstance(uncertainty, PointEstimate):
+        return PointDraws(temperature)
+    return PosteriorDraws(uncertainty, temperature, samples)
+
+
+class Exported(nn.Module):
+    """Normalised images B×C×S×S → features B×D, logits B×K, certainty B, with the same fixed draws as `predict`."""
+
+    def __init__(self, model: SourceModel) -> None:
+        super().__init__()
+        self.classifier = model.classifier
+        self.draws = draws_of(model.uncertainty, model.temperature, model.samples)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         features, logits = self.classifier(images)
@@ -218,6 +286,7 @@ def metadata(model: SourceModel, tensors: bool) -> dict[str, str]:
         "outputs": json.dumps(
             {name: MEANINGS[name] for name in (TENSOR_OUTPUTS if tensors else OUTPUTS)}, ensure_ascii=False
         ),
+        "uncertainty": model.uncertainty.kind,
         "unknown_rule": json.dumps(None if rule is None else rule.to_dict()),
         "model_sha256": model_hash(model),
         "usfan_version": __version__,
@@ -228,9 +297,13 @@ def metadata(model: SourceModel, tensors: bool) -> dict[str, str]:
 
 
 def model_hash(model: SourceModel) -> str:
-    """SHA-256 of all tensors of the network and the posterior, by name; and of the class names."""
+    """SHA-256 of all tensors of the network and its uncertainties, by name; and of the class names."""
     hashed = hashlib.sha256(json.dumps(list(model.classes)).encode())
-    for prefix, table in (("model", model.classifier.state_dict()), ("posterior", model.posterior.tensors())):
+    tables = [("model", model.classifier.state_dict()), ("posterior", model.posterior.tensors())]
+    if model.rival is not None:
+        hashed.update(json.dumps(model.rival.settings()).encode())
+        tables.append((model.rival.kind, model.rival.tensors()))
+    for prefix, table in tables:
         for name, tensor in sorted(table.items()):
             values = tensor.detach().cpu().contiguous()
             hashed.update(f"{prefix}.{name} {values.dtype} {tuple(values.shape)}".encode())

@@ -10,7 +10,7 @@ from typing import Any
 
 from usfan.budget import allowed
 from usfan.config import VIEWS
-from usfan.config_checks import PRIORS, TEMPERATURES
+from usfan.config_checks import DROPOUT_RATES, MOST_MEMBERS, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, DataError, shown
 
@@ -38,6 +38,8 @@ class ModelConfig:
     summary: dict[str, Any]
     method: str
     unknown_rule: dict[str, Any] | None
+    uncertainty: dict[str, Any]
+    """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
 
 
 class _Reader:
@@ -107,6 +109,7 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
         summary if isinstance(summary, dict) else {},
         reader.text("method") if kind == "adapted" else "",
         rule,
+        read_uncertainty(reader.table("uncertainty")) if "uncertainty" in values else {"kind": "kronecker"},
     )
 
 
@@ -186,6 +189,13 @@ def read_spec(reader: _Reader) -> InputSpec:
     if unknown:
         raise reader.fail(sorted(unknown)[0], "absent: this field is not known")
     return spec
+
+
+def read_uncertainty(reader: _Reader) -> dict[str, Any]:
+    kind = reader.text("kind", ("kronecker", "point", "mc-dropout", "ensemble"))
+    if kind == "mc-dropout":
+        return {"kind": kind, "rate": reader.number("rate", *DROPOUT_RATES)}
+    return {"kind": kind} | ({"members": reader.whole("members", 2, MOST_MEMBERS)} if kind == "ensemble" else {})
 
 
 def read_settings(reader: _Reader) -> dict[str, Any]:

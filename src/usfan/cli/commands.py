@@ -60,17 +60,22 @@ def posterior(settings: dict[str, Any]) -> None:
     from usfan.data.class_file import read_classes
     from usfan.runs.folder import open_run
     from usfan.training.posthoc import from_state_dict, refit_posterior
+    from usfan.training.source import Rival
 
     out, model_path = settings["out"], settings["model"]
     resume, private = settings.get("resume", False), settings.get("private", False)
     data, seen = open_data(settings)
     backbone, head, names = (settings.get(k) for k in ("backbone", "head", "classes"))
-    options = make_config(TrainConfig, {k: settings[k] for k in ("prior", "damping") if k in settings})
+    names_of = ("prior", "damping", "uncertainty", "members")
+    options = make_config(TrainConfig, {k: settings[k] for k in names_of if k in settings})
+    other = {"uncertainty": options.uncertainty, "members": options.members}
+    rival = Rival(options.uncertainty, settings.get("dropout_rate"), options.members)
     fitted = {"prior": options.prior, "damping": options.damping, "weight_decay": settings.get("weight_decay")}
     classes = None if names is None else read_classes(names)
     runtime, computing = open_runtime(settings, several=True)
     network = {"backbone": backbone, "head": head, "classes": names}
-    recorded = {"model": model_path, **seen, **network, **fitted, **computing, "private": private}
+    fixed = {**other, "dropout_rate": rival.rate, "private": private}
+    recorded = {"model": model_path, **seen, **network, **fitted, **computing, **fixed}
     with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
         if run.finished() is not None:
             say(f"{out} is finished already")
@@ -84,7 +89,7 @@ def posterior(settings: dict[str, Any]) -> None:
         else:
             fit = functools.partial(from_state_dict, model_path, backbone, data, runtime, head=head)
         with bar("fitting", len(data)) as shown:
-            model = fit(progress=shown.advance, classes=classes, **fitted)
+            model = fit(progress=shown.advance, classes=classes, rival=rival, **fitted)
         if runtime.rank:
             return
         model.save(run.path, private=private)
@@ -187,9 +192,9 @@ def evaluate(settings: dict[str, Any]) -> None:
     out, model_path, open_set = settings.get("out"), settings["model"], settings.get("open_set", False)
     module = load_module(settings.get("module"))
     data, seen = open_data(settings)
-    model = SourceModel.load(model_path, module=module)
+    model = SourceModel.load(model_path, module=module).with_uncertainty(settings.get("uncertainty", "auto"))
     runtime, _ = open_runtime(settings, several=True)
-    recorded = {"model": model_path, **seen, "open_set": open_set}
+    recorded = {"model": model_path, **seen, "open_set": open_set, "uncertainty": model.uncertainty.kind}
     with contextlib.ExitStack() as stack:
         stack.enter_context(first_speaks(runtime))
         run = None if out is None else stack.enter_context(open_run(runtime, out, recorded, command="evaluate"))
@@ -220,7 +225,7 @@ def predict(settings: dict[str, Any]) -> None:
         must_be_a_file(Path(out), "--out")
     module = load_module(settings.get("module"))
     data = open_inputs(settings["data"], root=settings.get("root"), strict=settings.get("strict", False))
-    model = SourceModel.load(settings["model"], module=module)
+    model = SourceModel.load(settings["model"], module=module).with_uncertainty(settings.get("uncertainty", "auto"))
     runtime, _ = open_runtime(settings, several=out is not None)
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "table.csv") if out is None else Path(out)
@@ -252,6 +257,7 @@ def export(settings: dict[str, Any]) -> None:
     out, tensors = Path(settings["onnx"]), settings.get("tensors", False)
     must_be_a_file(out, "--onnx")
     model = SourceModel.load(settings["model"], module=load_module(settings.get("module")))
+    model = model.with_uncertainty(settings.get("uncertainty", "auto"))
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
         worst = export_onnx(model, out, tensors=tensors)
     gives = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)

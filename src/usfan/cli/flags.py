@@ -116,6 +116,12 @@ MODULE = Flag(
 UNLABELLED = Flag("unlabelled", "Ignore labels, and take folders of any names and depth.", "bool")
 OPEN_SET = Flag("open_set", "The data may hold classes that the model does not know.", "bool")
 PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
+UNCERTAINTY = Flag(
+    "uncertainty",
+    "What certainty comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
+    default="auto",
+    choices=choices_of(AdaptConfig, "uncertainty"),
+)
 SET = Flag(
     "set",
     "Less common settings, and those of the method: see `usfan methods NAME`.",
@@ -166,7 +172,8 @@ def posterior() -> Command:
                 Flag("backbone", "timm model that the state dict belongs to."),
                 Flag("head", "Name of its final Linear, if timm does not say."),
                 Flag("classes", "Names of the model's outputs in its order: one per line, or JSON.", metavar="FILE"),
-                *fields(TrainConfig, "prior", "damping"),
+                *fields(TrainConfig, "prior", "damping", "uncertainty", "members"),
+                Flag("dropout_rate", "Of MC dropout; by default that of the training, or 0.1.", "float | None"),
                 Flag(
                     "weight_decay",
                     "Of the training, for --prior weight-decay; as stored if not given.",
@@ -224,7 +231,7 @@ def evaluate() -> Command:
         "MODEL DATA [OPTIONS]",
         (MODEL, DATA),
         {
-            "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET),
+            "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET, UNCERTAINTY),
             "Data and model": (ROOT, STRICT, MODULE),
             "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
         },
@@ -242,6 +249,7 @@ def predict() -> Command:
                 Flag("out", "Output file (required, unless --json prints the predictions).", metavar="FILE"),
                 Flag("json", "JSON instead of CSV, one object per line; without --out to standard output.", "bool"),
                 Flag("coverage", "Abstain on the least certain 1 − coverage.", "float | None"),
+                UNCERTAINTY,
             ),
             "Data and model": (ROOT, STRICT, MODULE),
             "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
@@ -262,7 +270,7 @@ def report() -> Command:
 def export() -> Command:
     onnx = Flag("onnx", "Output file (required).", metavar="FILE")
     tensors = Flag("tensors", "The graph takes the network's own input and gives features and logits.", "bool")
-    groups = {"Common": (onnx, tensors, MODULE), **every_command(SEED)}
+    groups = {"Common": (onnx, tensors, UNCERTAINTY, MODULE), **every_command(SEED)}
     return Command("MODEL --onnx FILE [OPTIONS]", (MODEL,), groups, required=("model", "onnx"))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from usfan.artifacts.model import SourceModel, as_images
+from usfan.artifacts.model import SourceModel, as_images, trained_rate
 from usfan.artifacts.schema import check_names
 from usfan.compute.passes import engine_store, prepare
 from usfan.compute.runtime import Runtime, start_runtime
@@ -27,7 +27,7 @@ from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import RESIZE_RATIO, read_state, recognise_timm, timm_model
 from usfan.models.classifier import copy_module, guess_head, wrap_module
 from usfan.training.class_order import check_order
-from usfan.training.source import fit_posterior
+from usfan.training.source import Rival, fit_posterior
 
 Progress = Callable[[int], None] | None
 """Told of the images of each batch that has passed."""
@@ -48,6 +48,7 @@ def attach_posterior(
     weight_decay: float | None = None,
     spec: InputSpec | None = None,
     runtime: RuntimeConfig | Runtime | None = None,
+    rival: Rival | None = None,
     progress: Progress = None,
 ) -> SourceModel:
     """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
@@ -72,11 +73,11 @@ def attach_posterior(
     names = output_names(data, outputs)
     check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
     options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
-    posterior = fit_posterior(classifier, store, spec, engine, prior, **options)
+    posterior, other = fit_posterior(classifier, store, spec, engine, prior, rival=rival, **options)
     architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
     summary = {"prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
-    return SourceModel(classifier.eval(), posterior, names, spec, architecture, summary)
+    return SourceModel(classifier.eval(), posterior, names, spec, architecture, summary, rival=other)
 
 
 def named_data(data: ImageData, classes: Sequence[str] | None) -> ImageData:
@@ -183,6 +184,7 @@ def refit_posterior(
     damping: str,
     classes: Sequence[str] | None = None,
     weight_decay: float | None = None,
+    rival: Rival | None = None,
     progress: Progress = None,
 ) -> SourceModel:
     """The same network; a new posterior from this data. The weight decay is the stored one unless another is given.
@@ -204,10 +206,12 @@ def refit_posterior(
     model.to(runtime.device)
     check = functools.partial(check_order, labels=store.labels, classes=model.classes, what=data.name)
     options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
-    posterior = fit_posterior(model.classifier, store, spec, runtime, prior, **options)
+    if rival is not None and rival.uncertainty == "mc-dropout" and rival.rate is None:
+        rival = dataclasses.replace(rival, rate=trained_rate(model))
+    posterior, other = fit_posterior(model.classifier, store, spec, runtime, prior, rival=rival, **options)
     summary = {**model.summary, "prior_precision": posterior.prior_precision}
     summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
-    return dataclasses.replace(model, posterior=posterior, summary=summary)
+    return dataclasses.replace(model, posterior=posterior, summary=summary, rival=other)
 
 
 def from_state_dict(
@@ -221,6 +225,7 @@ def from_state_dict(
     damping: str,
     classes: Sequence[str] | None = None,
     weight_decay: float | None = None,
+    rival: Rival | None = None,
     progress: Progress = None,
 ) -> SourceModel:
     """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
@@ -244,5 +249,5 @@ def from_state_dict(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    options: dict[str, Any] = {"prior": prior, "damping": damping, "weight_decay": weight_decay}
+    options: dict[str, Any] = {"prior": prior, "damping": damping, "weight_decay": weight_decay, "rival": rival}
     return attach_posterior(module, data, head=head, runtime=runtime, progress=progress, **options)

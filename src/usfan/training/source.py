@@ -24,10 +24,12 @@ from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
-from usfan.errors import DataError
+from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import Backbone, create_backbone
 from usfan.models.classifier import Classifier
+from usfan.posterior.ensemble import MEMBERS, Ensemble
 from usfan.posterior.fit import batch_factors
+from usfan.posterior.heads import UNTRAINED_RATE, Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
@@ -35,6 +37,8 @@ from usfan.scoring.outputs import Outputs
 
 log = logging.getLogger(__name__)
 
+DROPOUT = 0.5
+"""Rate of dropout in training for MC dropout, if neither the user nor the network says another."""
 VALIDATIONS = 10
 """How often the held-out part is scored in a training."""
 
@@ -69,11 +73,11 @@ def train_source(
     summary = Training(trained, seen, spec, config, engine, run, progress).run()
     if trained is not classifier:
         settle_layout(classifier, engine)
-    posterior = fit_posterior(
-        trained, seen, spec, engine, config.prior, weight_decay=config.weight_decay, damping=config.damping
-    )
+    options: dict[str, Any] = {"weight_decay": config.weight_decay, "damping": config.damping}
+    rival = Rival(config.uncertainty, config.dropout, config.members, config.label_smoothing, config.seed)
+    posterior, other = fit_posterior(trained, seen, spec, engine, config.prior, rival=rival, **options)
     summary["prior_precision"] = posterior.prior_precision
-    return SourceModel(classifier, posterior, classes, spec, architecture, summary)
+    return SourceModel(classifier, posterior, classes, spec, architecture, summary, rival=other)
 
 
 def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
@@ -85,11 +89,16 @@ def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
         tune = "all" if backbone.weights is None or not config.bottleneck else "new"
         why = "random weights" if backbone.weights is None else f"pretrained weights ({backbone.weights['from']})"
         log.info("%s starts from %s: tune %s", config.backbone, why, tune)
+    dropout = backbone.dropout if config.dropout is None else config.dropout
+    if config.uncertainty == "mc-dropout":
+        if not config.bottleneck:
+            raise ConfigError("uncertainty mc-dropout: dropout stands after the bottleneck, and --bottleneck is 0")
+        dropout = dropout or DROPOUT
     return dataclasses.replace(
         config,
         tune=tune,
         backbone_lr_scale=scale if config.backbone_lr_scale is None else config.backbone_lr_scale,
-        dropout=backbone.dropout if config.dropout is None else config.dropout,
+        dropout=dropout,
     )
 
 
@@ -237,12 +246,45 @@ def fit_posterior(
     damping: str = "exact",
     progress: Callable[[int], None] | None = None,
     check: Callable[[Tensor], None] | None = None,
-) -> KroneckerPosterior:
-    """One pass over all the data, test views, BatchNorm in test mode. `check` is shown the logits before the fit."""
+    rival: Rival | None = None,
+) -> tuple[KroneckerPosterior, Heads | None]:
+    """One pass over all the data, test views, BatchNorm in test mode: the posterior, and the uncertainty in use if it
+    is another. `check` is shown the logits before the fit."""
+    rival = rival or Rival()
+    if rival.uncertainty == "ensemble" and store.labels is None:
+        raise DataError("an ensemble is trained on labels, and the data has none")
     features, logits = forward_store(classifier, store, spec, runtime, progress=progress)
     if check is not None:
         check(logits)
     weight, bias = classifier.head_tensors()
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)
-    return KroneckerPosterior.from_factors(factors, weight, bias, prior, weight_decay=weight_decay, damping=damping)
+    posterior = KroneckerPosterior.from_factors(
+        factors, weight, bias, prior, weight_decay=weight_decay, damping=damping
+    )
+    return posterior, rival.fit(posterior, features, labels)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Which uncertainty stage 1 makes beside the posterior, and how."""
+
+    uncertainty: str = "posterior"
+    rate: float | None = None
+    """Of MC dropout."""
+    members: int = MEMBERS
+    smoothing: float = 0.1
+    seed: int = 0
+
+    def fit(self, posterior: KroneckerPosterior, features: Tensor, labels: Tensor | None) -> Heads | None:
+        """From features N×D of the source and their labels, which only an ensemble needs."""
+        head = posterior.weight, posterior.bias
+        if self.uncertainty == "point":
+            return PointEstimate(*head)
+        if self.uncertainty == "mc-dropout":
+            return MCDropout(*head, UNTRAINED_RATE if self.rate is None else self.rate)
+        if self.uncertainty != "ensemble":
+            return None
+        assert labels is not None
+        options: dict[str, Any] = {"members": self.members, "smoothing": self.smoothing, "seed": self.seed}
+        return Ensemble.fit(features, labels, *head, posterior.prior_precision, **options)

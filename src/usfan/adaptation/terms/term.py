@@ -51,7 +51,7 @@ class Context:
     witness: Tensor | None = None
     """N × D' features of the target in a frozen pretrained network, or None."""
     uncertainty: Any = None
-    """The source head's posterior."""
+    """What certainty comes from: the source head's posterior, unless the run asks for another."""
 
     @property
     def device(self) -> torch.device:
