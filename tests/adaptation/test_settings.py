@@ -140,15 +140,15 @@ def test_what_pretrained_weights_decide(given, name, scratch, pretrained):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_left_open_and_what_is_recorded_makes_the_same_run(method):
-    """But for what the source model brings along (its views and its posterior), and what is decided by a look at the
-    target: how much of a pretrained backbone moves."""
+    """But for what the source model brings along (views, posterior, rate of dropout), and what is decided
+    by a look at the target: how much of a pretrained backbone moves."""
     for setting in ("closed", "open", "partial"):
         for pretrained in (SCRATCH, PRETRAINED):
             found = chosen(pretrained, method=method, setting=setting)
             if found["tune"] == "auto":
                 assert pretrained == PRETRAINED
                 found = chosen(pretrained, method=method, setting=setting, tune="new")
-            assert {k for k, v in found.items() if v is None} <= {"augment", "prior", "damping"}
+            assert {k for k, v in found.items() if v is None} <= {"augment", "prior", "damping", "dropout_rate"}
             again = resolve(found, pretrained=not pretrained, classes=100)
             assert recorded_settings(*again) == found
 
