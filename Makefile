@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := demo,offline,onnx,test,lint,docs
-PYTEST_ARGS ?= -n 2
+# loadgroup keeps the tests that share a local Ray in one process.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 .PHONY: install demo test test-lowest test-newest sbom lint format clean
 

@@ -58,7 +58,7 @@ ALLOWED = {
     "reproduce/digits.py np.loadtxt": "bytes that were read",
     "reproduce/agreement.py unlink": "its own tables: of a link, the link goes",
     "reproduce/command.py Suite.open": "no file",
-    "reproduce/job.py Suite.open": "no file",
+    "reproduce/cluster.py Suite.open": "no file",
     "reproduce/toy/figure.py savefig": "to a part that `whole_file` made",
     "reproduce/suite_figure.py savefig": "to a part that `whole_file` made",
     "reproduce/digits_figure.py savefig": "to a part that `whole_file` made",

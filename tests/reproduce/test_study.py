@@ -3,13 +3,16 @@
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from small_runs import TINY, class_folder, usfan
 from usfan.adaptation.methods import METHODS
+from usfan.artifacts.model import SourceModel
 from usfan.data.benchmarks.own import own_domains
 from usfan.reproduce.choices import PAPER, own_methods
 
@@ -84,10 +87,12 @@ def test_chosen_pairs_and_a_new_domain_go_on_in_the_same_folder(sites, tmp_path,
 def test_own_domains_have_the_defaults_of_the_other_commands(sites, tmp_path):
     out = tmp_path / "study"
     own = ("--backbone", "digits-cnn", "--source-epochs", 1, *TINY)
-    more = ("--methods", "shot", "tent", "--seeds", 0, "--pairs", "garden_2-front door", "--set", "momentum=0.8")
+    more = ("--methods", "shot", "tent", "--seeds", 0, "--pairs", "garden_2-front door")
+    more = (*more, "--set", "momentum=0.8", "source_bottleneck=7")
     assert usfan("study", sites, "--out", out, *own, *more) == 0
     rows = {row["method"]: row["settings"] for row in json.loads((out / "results.json").read_text())["rows"]}
     assert (rows["shot"]["epochs"], rows["shot"]["lr"], rows["shot"]["guard"]) == (15, 0.01, False)
+    assert SourceModel.load(out / "models" / "garden_2_0").classifier.head.in_features == 7
     stage = METHODS["tent"].stage
     assert {name: rows["tent"][name] for name in stage} == dict(stage)
     assert rows["tent"]["momentum"] == rows["shot"]["momentum"] == 0.8
@@ -139,6 +144,23 @@ def test_what_is_no_folder_of_domains(tmp_path, refused):
     assert "no task 'a-c'; the tasks are a-b, b-a" in line(two, "--pairs", "a-c")
     assert "did you mean u-sfan" in line(two, "--methods", "usfan")
     assert "momentun" in line(two, "--set", "momentun=1")
+    assert "source_bottelneck" in line(two, "--set", "source_bottelneck=1")
+    assert "bottleneck must be a whole number" in line(two, "--set", "source_bottleneck=wide")
+
+
+def test_ray_is_optional_and_named_if_it_is_missing(sites, tmp_path, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    line = refused("study", sites, "--out", tmp_path / "study", *QUICK, "--ray", "local")
+    assert "pip install 'usfan[cluster]'" in line
+
+
+def test_threads_of_a_cell(sites, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    given = ("--methods", "source-only", "--seeds", 0, "--pairs", "garden_2-front door")
+    assert study(sites, tmp_path / "study", *given, "--threads", 3) == 0
+    assert asked == [3, torch.get_num_threads()]
+    assert yaml.safe_load((tmp_path / "study" / "config.yaml").read_text())["threads"] == 3
 
 
 def test_a_large_study_shows_one_column_for_each_source(tmp_path, monkeypatch):

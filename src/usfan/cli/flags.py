@@ -113,11 +113,6 @@ MODULE = Flag(
     "Function that makes the network of a model that is not timm's; the module is imported.",
     metavar="MODULE:FUNCTION",
 )
-LABELS = Flag(
-    "labels",
-    "Labels of a few of these images, to learn from: a table path,label, such as a filled-in label_first.csv.",
-    metavar="FILE",
-)
 UNLABELLED = Flag("unlabelled", "Ignore labels, and take folders of any names and depth.", "bool")
 OPEN_SET = Flag("open_set", "The data may hold classes that the model does not know.", "bool")
 PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
@@ -204,7 +199,7 @@ def adapt() -> Command:
         *fields(AdaptConfig, "preset", "guard"),
         RESUME,
     )
-    labels = "Labels in it are used for the figures at the end, never for adapting."
+    labels = "Labels are used for the figures at the end, never for adapting."
     source = Flag("source", "Model folder or Hub id; one or more.", "list[str]")
     data = dataclasses.replace(DATA, about=f"{DATA.about} {labels}")
     return Command(
@@ -213,7 +208,7 @@ def adapt() -> Command:
         {
             "Common": common,
             "Adaptation": (*others(AdaptConfig, common, without=ADVANCED), SET),
-            "Data and model": (LABELS, UNLABELLED, ROOT, MODULE, PRIVATE),
+            "Data and model": (UNLABELLED, ROOT, MODULE, PRIVATE),
             "Computing": (*others(RuntimeConfig, without=ADVANCED), BUDGET, CONFIG),
         },
         (AdaptConfig, RuntimeConfig, DataOptions),
@@ -293,7 +288,7 @@ LAST_ITERATE = Flag(
     "guard", "Keep the source model if the guard finds that adaptation did harm.", "bool | None", default="off"
 )
 PAIRS = Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B")
-JOBS = Flag("jobs", "Processes side by side.", "int", 1)
+RAY = Flag("ray", "Run cells side by side on Ray: a cluster's address, or local for this machine.", metavar="ADDRESS")
 
 
 def study() -> Command:
@@ -307,7 +302,7 @@ def study() -> Command:
             Flag("seeds", "By default 0 1 2.", "list[int]"),
             PAIRS,
             Flag("out", "Run folder.", default="runs/study", metavar="DIR"),
-            JOBS,
+            RAY,
         ),
         fields(TrainConfig, "backbone")[0],
         Flag("allow_classes", "Leave out classes that not all domains have.", "bool"),
@@ -324,7 +319,7 @@ def reproduce() -> Command:
             Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
             PAIRS,
             Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
-            JOBS,
+            RAY,
         ),
         Flag("backbone", "Another network than the benchmark's own."),
         Flag("allow_counts", "Accept other numbers of images.", "bool"),
@@ -336,8 +331,14 @@ def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: F
     """What both take that run pairs × methods × seeds."""
     given = (*fields(AdaptConfig, "setting", "epochs", "preset"), LAST_ITERATE)
     adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
-    source = (backbone, *fields(TrainConfig, "pretrained"), Flag("source_epochs", "Epochs of stage 1.", "int | None"))
-    computing = (Flag("seed", "The only seed; see --seeds.", "int"), *others(RuntimeConfig, without=ADVANCED))
+    about = "Epochs of stage 1. Other settings of `usfan train`: --set source_NAME=VALUE."
+    source = (backbone, *fields(TrainConfig, "pretrained"), Flag("source_epochs", about, "int | None"))
+    computing = (
+        Flag("seed", "The only seed; see --seeds.", "int"),
+        *others(RuntimeConfig, without=ADVANCED),
+        Flag("share", "GPU share that each cell asks Ray for.", "float", 0.5),
+        Flag("threads", "CPU threads of a cell, and the cores it asks Ray for (1 by default there).", "int | None"),
+    )
     return Command(
         usage,
         (place,),

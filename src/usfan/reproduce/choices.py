@@ -10,7 +10,7 @@ from typing import Any
 
 from usfan.adaptation.methods import METHODS, find_method
 from usfan.adaptation.settings import refuse
-from usfan.config import AdaptConfig, TrainConfig, make_config
+from usfan.config import AdaptConfig, TrainConfig, convert, make_config
 from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
 from usfan.data.benchmarks.catalogue import benchmark, check
@@ -38,10 +38,12 @@ def find_domains(name: str | None, root: Any, *, allow_counts: bool, allow_class
 
 
 def take_source(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of stage 1."""
+    """The settings of stage 1: the network, and any other with `source_` before its name."""
     source: dict[str, Any] = {k: settings.pop(k) for k in ("backbone", "pretrained") if k in settings}
-    if "source_epochs" in settings:
-        source["epochs"] = settings.pop("source_epochs")
+    for item in dataclasses.fields(TrainConfig):
+        if settings.get(f"source_{item.name}") is not None and item.name != "seed":
+            source[item.name] = convert(item, settings.pop(f"source_{item.name}"))
+    make_config(TrainConfig, source)
     return source
 
 
@@ -60,14 +62,6 @@ def own_methods(source: dict[str, Any]) -> tuple[str, ...]:
     offline = offline_weights(source.get("backbone", TrainConfig.backbone)) is not None
     pretrained = offline if weights in ("auto", "offline") else weights != "none"
     return (*PAPER, "u-sfan++") if pretrained else PAPER
-
-
-def take_jobs(settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    rest = dict(settings)
-    jobs = rest.pop("jobs", 1)
-    if type(jobs) is not int or jobs < 1:
-        raise ConfigError(f"jobs must be a whole number from 1; got {jobs!r}")
-    return jobs, rest
 
 
 def chosen_pairs(found: Found, names: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from usfan.reproduce.choices import take_methods, take_seeds
 from usfan.runs.folder import folder_lock
 
 
-def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
+def reproduce(name: str, settings: dict[str, Any], runtime: Runtime, computing: dict[str, Any] | None = None) -> None:
     """The command. Toy and the demo's digits have their own programs."""
     out = Path(settings.pop("out", f"runs/{name}"))
     if name == "toy":
@@ -32,20 +32,23 @@ def reproduce(name: str, settings: dict[str, Any], runtime: Runtime) -> None:
             else:
                 run_seeds(out, runtime=runtime, seeds=seeds, methods=methods)
     else:
-        run_suite(name, settings, out, runtime)
+        run_suite(name, settings, out, runtime, computing)
 
 
-def study(settings: dict[str, Any], runtime: Runtime) -> None:
+def study(settings: dict[str, Any], runtime: Runtime, computing: dict[str, Any] | None = None) -> None:
     """The command: as `reproduce`, with the domain folders in `data` as the benchmark."""
-    run_suite(None, settings, Path(settings.pop("out", "runs/study")), runtime)
+    run_suite(None, settings, Path(settings.pop("out", "runs/study")), runtime, computing)
 
 
-def run_suite(name: str | None, settings: dict[str, Any], out: Path, runtime: Runtime) -> None:
+def run_suite(
+    name: str | None, settings: dict[str, Any], out: Path, runtime: Runtime, computing: dict[str, Any] | None
+) -> None:
+    from usfan.reproduce.cluster import run_on_ray
     from usfan.reproduce.suite import Suite
 
-    suite = Suite.open(name, settings, out, runtime)
+    suite = Suite.open(name, settings, out, runtime, computing)
     with folder_lock(out):
-        suite.run()
+        suite.run(run_on_ray if suite.place.ray else None)
 
 
 def nothing_else(name: str, settings: dict[str, Any]) -> None:

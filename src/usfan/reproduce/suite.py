@@ -7,6 +7,7 @@ JSON file, written whole; it is never run twice. Images are decoded once per dom
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.settings import own_settings, with_setting
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
-from usfan.config import AdaptConfig
+from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.benchmarks.benchmark import Benchmark, Found
 from usfan.data.benchmarks.catalogue import load_domain
 from usfan.data.benchmarks.own import fitting
@@ -41,12 +44,13 @@ from usfan.reproduce.choices import (
     find_domains,
     own_methods,
     read_mapping,
-    take_jobs,
     take_methods,
     take_seeds,
     take_source,
 )
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
+from usfan.reproduce.live import LiveTable
+from usfan.reproduce.place import Place, limited_threads, take_place
 from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
 from usfan.reproduce.suite_figure import table_figure
@@ -75,6 +79,12 @@ MOST_FIGURES = 6
 """A study of more tasks than this draws no entropy densities."""
 
 
+Cell = tuple[int, str, str, str]
+"""Seed, source, target, method."""
+Show = Callable[[dict[str, Any], bool], None]
+"""Takes the row of a cell, and whether it was run now."""
+
+
 @dataclass
 class Suite:
     """One study: what to run, and where its cells lie."""
@@ -93,18 +103,29 @@ class Suite:
     setting: str = "closed"
     stores: dict[tuple[Any, ...], PixelStore] = field(default_factory=dict)
     on_cell: Callable[[dict[str, Any]], None] | None = None
-    jobs: int = 1
-    """Processes that run cells side by side."""
+    place: Place = field(default_factory=Place)
+    computing: dict[str, Any] = field(default_factory=dict)
+    """The fields of `RuntimeConfig` as they were given: a worker on another machine opens its own runtime."""
+    hardware: set[str] = field(default_factory=set)
+    """Devices that ran cells."""
     given: dict[str, Any] = field(default_factory=dict)
     """The settings as they were given, from which another process opens the same study."""
     earlier: dict[str, Any] = field(default_factory=dict)
     """The rows of methods that the folder holds cells of already."""
 
     @classmethod
-    def open(cls, name: str | None, settings: dict[str, Any], out: Path, runtime: Runtime) -> Suite:
+    def open(
+        cls,
+        name: str | None,
+        settings: dict[str, Any],
+        out: Path,
+        runtime: Runtime,
+        computing: dict[str, Any] | None = None,
+    ) -> Suite:
         """A study of a named benchmark or, without a name, of the domains in the folder `data`."""
-        jobs, settings = take_jobs(settings)
-        given = dict(settings)
+        settings = dict(settings)
+        place = take_place(settings)
+        given = dict(settings) | ({} if place.threads is None else {"threads": place.threads})
         settings = with_setting({"guard": False, **settings})
         counts, classes = (bool(settings.pop(flag, False)) for flag in ("allow_counts", "allow_classes"))
         source = take_source(settings)
@@ -121,7 +142,8 @@ class Suite:
         for pair in pairs:
             found.class_split(setting, *pair)
         study = cls(benchmark, found, out, runtime, methods, seeds, pairs, settings, source, setting)
-        study.jobs, study.given = jobs, given
+        study.place, study.given = place, given
+        study.computing = dataclasses.asdict(RuntimeConfig()) | (computing or {})
         return study
 
     @property
@@ -129,9 +151,8 @@ class Suite:
         """Of the benchmark; None for own domains."""
         return self.benchmark.name if self.benchmark.recipe else None
 
-    def run(self) -> Table:
-        from usfan.reproduce.live import LiveTable
-
+    def run(self, run_cells: Callable[[Suite, Show], None] | None = None) -> Table:
+        """All cells that are missing, then the tables. `run_cells` runs them elsewhere than in this process."""
         self.check_folder()
         given = {k: str(v) if isinstance(v, Path) else v for k, v in self.given.items()}
         own = {"command": "study"} if self.name is None else {"command": "reproduce", "benchmark": self.name}
@@ -140,24 +161,24 @@ class Suite:
         with Folder(self.out) as folder:
             mend_log(folder)
         with LiveTable(self) as live:
-            if self.jobs > 1:
-                from usfan.reproduce.jobs import run_jobs
 
-                run_jobs(self, live.show)
-            else:
-                for seed, source in self.groups():
-                    self.run_group(seed, source, live.show)
+            def show(row: dict[str, Any], fresh: bool) -> None:
+                if fresh:
+                    self.log_cell(row)
+                live.show(row, fresh)
+
+            (run_cells or Suite.run_here)(self, show)
         return self.finish()
 
-    def groups(self) -> list[tuple[int, str]]:
-        """(seed, source): what shares a source model."""
-        return [(seed, source) for seed in self.seeds for source in dict.fromkeys(s for s, _ in self.pairs)]
-
-    def run_group(self, seed: int, source: str, show: Callable[[dict[str, Any], bool], None]) -> None:
-        for cell in self.cells():
-            if cell[:2] == (seed, source):
-                done = self.cell_path(*cell).is_file()
-                show(self.run_cell(*cell), not done)
+    def run_here(self, show: Show) -> None:
+        """Cell by cell, in this process."""
+        self.hardware.add(self.device_name())
+        with limited_threads(self.place.threads):
+            for cell in self.cells():
+                done = self.is_done(cell)
+                if not done and self.ensure_model(cell[1], cell[0]):
+                    self.keep_description()
+                show(self.read_cell(cell) if done else self.run_cell(*cell), not done)
 
     def check_folder(self) -> None:
         """A folder holds one study: its cells are used again, so the settings must be the same."""
@@ -171,7 +192,7 @@ class Suite:
         if changed:
             raise ConfigError(f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?")
 
-    def cells(self) -> Iterator[tuple[int, str, str, str]]:
+    def cells(self) -> Iterator[Cell]:
         """Source by source, so that a model is loaded once and its targets follow each other."""
         for seed in self.seeds:
             for source in dict.fromkeys(s for s, _ in self.pairs):
@@ -185,11 +206,18 @@ class Suite:
     def tensors_path(self, seed: int, source: str, target: str, method: str) -> Path:
         return self.cell_path(seed, source, target, method).with_suffix(".safetensors")
 
+    def is_done(self, cell: Cell) -> bool:
+        return self.cell_path(*cell).is_file()
+
+    def read_cell(self, cell: Cell) -> dict[str, Any]:
+        return read_mapping(self.cell_path(*cell))
+
     def run_cell(self, seed: int, source: str, target: str, method: str) -> dict[str, Any]:
-        path = self.cell_path(seed, source, target, method)
+        """Adapt, score, and write the row and the predictions; a cell that is done is only read."""
+        cell = seed, source, target, method
+        if self.is_done(cell):
+            return self.read_cell(cell)
         recipe = self.benchmark.recipe_for(source)
-        if path.is_file():
-            return read_mapping(path)
         usual = {k: v for k, v in adapt_settings(recipe).items() if k not in METHODS[method].stage}
         settings = {**own_settings(method, {**usual, **self.settings}), "seed": seed}
         model = self.source_model(source, seed)
@@ -204,11 +232,13 @@ class Suite:
             entropies = entropies_of(adapted, store.labels)
             row["auroc_correct"] = correct_areas(entropies)
             kept |= entropies if method in ENTROPY_METHODS else {}
-        write_tensors(self.tensors_path(seed, source, target, method), kept)
-        write_json(path, row)
+        write_tensors(self.tensors_path(*cell), kept)
+        write_json(self.cell_path(*cell), row)
+        return row
+
+    def log_cell(self, row: dict[str, Any]) -> None:
         event = {"event": "cell", "time": round(time.time(), 3), **{k: row[k] for k in LOGGED}}
         append_line(self.out / "log.jsonl", json.dumps(event, ensure_ascii=False))
-        return row
 
     def score(self, model: AdaptedModel, source: str, target: str, store: PixelStore) -> dict[str, Any]:
         """On the target's test split if there is one, else on the images adapted to."""
@@ -235,12 +265,22 @@ class Suite:
         return {"path": {"accuracy": [round(r, 3) for r in right], **found}}
 
     def source_model(self, source: str, seed: int) -> SourceModel:
-        folder = self.out / "models" / f"{source}_{seed}"
+        folder = self.model_folder(source, seed)
         if getattr(self, "_loaded", (None, None))[0] != folder:
-            if not (folder / "config.json").is_file():
-                self.train(source, seed, folder)
+            self.ensure_model(source, seed)
             self._loaded = (folder, SourceModel.load(folder).to(self.runtime.device))
         return self._loaded[1]
+
+    def model_folder(self, source: str, seed: int) -> Path:
+        return self.out / "models" / f"{source}_{seed}"
+
+    def ensure_model(self, source: str, seed: int) -> bool:
+        """Train the source model, unless it is there; whether it was trained now."""
+        folder = self.model_folder(source, seed)
+        if (folder / "config.json").is_file():
+            return False
+        self.train(source, seed, folder)
+        return True
 
     def train(self, source: str, seed: int, folder: Path) -> None:
         settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
@@ -251,7 +291,6 @@ class Suite:
         store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, classes)
         model = train_source(store, runtime=self.runtime, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
-        write_json(self.out / "study.json", self.describe())
         model.save(folder)
 
     def target_store(self, source: str, target: str, split: str, model: SourceModel) -> PixelStore:
@@ -295,7 +334,7 @@ class Suite:
         metric = "os" if self.setting == "open" else self.benchmark.metric
         title = f"{self.benchmark.title}, {self.setting} set"
         table = Table.build(rows, title=title, benchmark=self.name, setting=self.setting, metric=metric)
-        write_json(self.out / "study.json", self.describe())
+        self.keep_description()
         write_json(self.out / "results.json", {**self.describe(), "rows": rows})
         write_text(self.out / "table.md", table.to_markdown() + "\n")
         write_text(self.out / "table.tex", table.to_latex() + "\n")
@@ -316,10 +355,15 @@ class Suite:
                 path = self.out / f"entropy_{source}-{target}.png"
                 entropy_figure(point, posterior, len(self.found.classes), path)
 
-    def describe(self) -> dict[str, Any]:
-        import torch
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(0) if self.runtime.device.type == "cuda" else "CPU"
 
-        hardware = torch.cuda.get_device_name(0) if self.runtime.device.type == "cuda" else "CPU"
+    def keep_description(self) -> None:
+        """study.json, by which a later call knows the study. Written once a model is trained: until then the settings
+        may be a mistake."""
+        write_json(self.out / "study.json", self.describe())
+
+    def describe(self) -> dict[str, Any]:
         return {
             "benchmark": self.benchmark.name,
             "setting": self.setting,
@@ -338,7 +382,7 @@ class Suite:
                 for domain in self.benchmark.domains
                 if (recipe := self.benchmark.recipe_for(domain.short)) is not None
             },
-            "hardware": hardware,
+            "hardware": ", ".join(sorted(self.hardware)) or self.device_name(),
             "torch": torch.__version__,
             "commit": commit(),
         }
