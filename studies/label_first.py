@@ -1,97 +1,81 @@
 """Is a label worth more on an image that `label_first` chose than on one drawn at random?
 
-    python studies/label_first.py FEATURES --out docs/results/label-first.json
+    python studies/label_first.py office31 DATA --work DIR --out docs/results/label-first-office31.json
+    python studies/label_first.py digits --out docs/results/label-first-digits.json
 
-FEATURES holds pooled features of a frozen ImageNet network, one file per domain (`lite0-office31-amazon-v0.pt`, a state
-with `features` N×D and `labels` N). For each task and seed: a source model (bottleneck and head) is trained on the
-source's features and adapted to the target's by information maximisation; one image per class is chosen by each rule;
-the adaptation is repeated from the source model with the cross-entropy of these labels added. Accuracy is on the
-images that none of the rules chose, so that every rule is judged on the same ones.
+For each task and seed: a source model is trained and adapted without labels by the default method, as `usfan train` and
+`usfan adapt --guard off` do. Each rule then chooses one image per class of the target from what the adapted model says
+(never from labels), their labels are given, and the source model is adapted again with them (`--labels`). Accuracy is
+on the images that no rule chose, so that all rules are judged on the same ones.
 
 Rules: random; doubt (the largest entropy of the posterior predictive); clusters (k-means, no weights); label_first.
+
+office31: EfficientNet-Lite0 with a frozen backbone; DATA holds amazon, dslr and webcam. Features are kept in --work.
+digits: MNIST (5,000 images) and the UCI digits (1,797), both ways, the demo's network and epochs; everything moves.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from usfan.models.classifier import Classifier
-from usfan.posterior.kronecker import KroneckerPosterior
+import usfan
+from usfan.compute.features import BackboneAlone, FeatureStore, features_of
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import Runtime, start_runtime
+from usfan.config import RuntimeConfig
+from usfan.data.cache import PixelStore
+from usfan.models.backbones import create_backbone
 from usfan.posterior.predictive import entropy
+from usfan.reproduce.digits import SOURCE_EPOCHS, TARGET_EPOCHS, load_mnist5k, load_uci, train_digits
 from usfan.scoring.label_first import label_first
-from usfan.scoring.objectives import information_maximization, smoothed_cross_entropy
 from usfan.scoring.outputs import Outputs
 
-DOMAINS = ("amazon", "dslr", "webcam")
 RULES = ("random", "doubt", "clusters", "label_first")
-BATCH = 64
+BACKBONE = "tf_efficientnet_lite0"
+Task = tuple[str, int, Any, PixelStore, dict[str, Any]]
+"""Name, seed, source model, target with labels, settings of `adapt`."""
 
 
-def read(folder: Path, domain: str, net: str) -> tuple[Tensor, Tensor]:
-    state = torch.load(folder / f"{net}-office31-{domain}-v0.pt", weights_only=True)
-    return state["features"].float(), state["labels"].long()
+def office31(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
+    domains = {name: features(given, name, runtime) for name in ("amazon", "dslr", "webcam")}
+    for source, seed in itertools.product(domains, range(given.seeds)):
+        settings = {"backbone": BACKBONE, "pretrained": "offline", "tune": "new", "seed": seed}
+        model = usfan.train_source(domains[source], runtime=runtime, progress=False, **settings)
+        for target in domains:
+            if target != source:
+                yield f"{source}→{target}", seed, model, domains[target], {}
 
 
-def train(classifier: Classifier, x: Tensor, loss, *, epochs: int, lr: float, seed: int, head: bool) -> Classifier:
-    """SGD on rows of features; `loss(rows, logits)`. The head moves only in stage 1."""
-    generator = torch.Generator().manual_seed(seed)
-    moving = [*classifier.bottleneck.parameters(), *(classifier.head.parameters() if head else ())]
-    optimiser = torch.optim.SGD(moving, lr=lr, momentum=0.9, weight_decay=1e-3, nesterov=True)
-    steps, done = epochs * max(1, len(x) // BATCH), 0
-    classifier.train()
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
-            if len(rows) < BATCH:
-                continue
-            for group in optimiser.param_groups:
-                group["lr"] = lr * (1 + 10 * done / steps) ** -0.75
-            optimiser.zero_grad()
-            loss(rows, classifier).backward()
-            optimiser.step()
-            done += 1
-    return classifier.eval()
+def features(given: argparse.Namespace, domain: str, runtime: Runtime) -> FeatureStore:
+    """Of the frozen backbone, from the file of an earlier run or computed."""
+    data, file = usfan.ImageData(given.data / domain), given.work / f"{domain}.safetensors"
+    if not file.is_file():
+        backbone = create_backbone(BACKBONE, "offline")
+        store = engine_store(data, backbone.spec, runtime)
+        found = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime)
+        assert found.labels is not None
+        save_file({"features": found.pixels.contiguous(), "labels": found.labels}, file)
+    kept = load_file(file)
+    return FeatureStore(kept["features"], torch.arange(len(kept["labels"])), kept["labels"], data.classes)
 
 
-def source_model(x: Tensor, y: Tensor, classes: int, seed: int) -> tuple[Classifier, KroneckerPosterior]:
-    torch.manual_seed(seed)
-    classifier = Classifier(nn.Identity(), x.shape[1], classes, bottleneck=256)
-
-    def supervised(rows: Tensor, model: Classifier) -> Tensor:
-        return smoothed_cross_entropy(model(x[rows])[1], y[rows], 0.1).mean()
-
-    train(classifier, x, supervised, epochs=20, lr=1e-2, seed=seed, head=True)
-    with torch.no_grad():
-        posterior = KroneckerPosterior.fit(*classifier(x), *classifier.head_tensors(), labels=y)
-    return classifier, posterior
-
-
-def adapted(source: Classifier, x: Tensor, seed: int, chosen: Tensor, labels: Tensor) -> Classifier:
-    """Information maximisation, and the cross-entropy of the labels that were given."""
-
-    def objective(rows: Tensor, model: Classifier) -> Tensor:
-        if len(chosen) == 0:
-            return 2 * information_maximization(model(x[rows])[1])
-        logits = model(x[torch.cat([rows, chosen])])[1]
-        told = nn.functional.cross_entropy(logits[len(rows) :], labels)
-        return 2 * information_maximization(logits[: len(rows)]) + told
-
-    return train(copy.deepcopy(source), x, objective, epochs=15, lr=1e-2, seed=seed, head=False)
-
-
-@torch.no_grad()
-def outputs_of(classifier: Classifier, posterior: KroneckerPosterior, x: Tensor) -> Outputs:
-    features, logits = classifier(x)
-    probs, information = posterior.moments(features, 0.4, 128)
-    return Outputs(features, logits, logits.softmax(1), probs, information)
+def digits(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
+    sets = {"mnist": load_mnist5k(), "uci": load_uci()}
+    for (source, target), seed in itertools.product(itertools.permutations(sets), range(given.seeds)):
+        model = train_digits(sets[source], runtime, seed, SOURCE_EPOCHS[source])
+        store = engine_store(sets[target], model.spec, runtime)
+        yield f"{source}→{target}", seed, model, store, {"epochs": TARGET_EPOCHS[target]}
 
 
 def choices(outputs: Outputs, count: int, seed: int) -> dict[str, Tensor]:
@@ -106,49 +90,65 @@ def choices(outputs: Outputs, count: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("features", type=Path)
-    parser.add_argument("--net", default="lite0")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for (source, target), seed in itertools.product(itertools.permutations(DOMAINS, 2), range(given.seeds)):
-        started = time.perf_counter()
-        x, y = read(given.features, source, given.net)
-        tx, ty = read(given.features, target, given.net)
-        classes = int(max(y.max(), ty.max())) + 1
-        first, posterior = source_model(x, y, classes, seed)
-        nothing = torch.empty(0, dtype=torch.long)
-        after = adapted(first, tx, seed, nothing, nothing)
-        chosen = choices(outputs_of(after, posterior, tx), classes, seed)
-        judged = torch.ones(len(tx), dtype=torch.bool)
-        judged[torch.cat(list(chosen.values()))] = False
+def run(task: Task, runtime: Runtime) -> dict[str, Any]:
+    name, seed, source, store, settings = task
+    labels = store.labels
+    assert labels is not None
+    settings = {**settings, "seed": seed, "guard": False, "label_folds": 0, "runtime": runtime, "progress": False}
+    plain = usfan.adapt(source, store, **settings)
+    chosen = choices(plain.passes.after, len(source.classes), seed)
+    judged = torch.ones(len(store), dtype=torch.bool)
+    judged[torch.cat(list(chosen.values()))] = False
 
-        def accuracy(model: Classifier, tx: Tensor = tx, ty: Tensor = ty, judged: Tensor = judged) -> float:
-            with torch.no_grad():
-                return 100 * float((model(tx[judged])[1].argmax(1) == ty[judged]).double().mean())
+    def accuracy(outputs: Outputs) -> float:
+        return round(100 * float((outputs.logits.argmax(dim=1).cpu() == labels)[judged].double().mean()), 3)
 
-        row = {"task": f"{source}→{target}", "seed": seed, "source": accuracy(first), "adapted": accuracy(after)}
-        for rule, picked in chosen.items():
-            row[rule] = accuracy(adapted(first, tx, seed, picked, ty[picked]))
-            row[f"{rule}_classes"] = len(ty[picked].unique())
-        rows.append(row)
-        print(json.dumps(row), f"{time.perf_counter() - started:.0f} s", flush=True)
-    means = {name: round(statistics.fmean(r[name] for r in rows), 2) for name in ("source", "adapted", *RULES)}
+    row = {"task": name, "seed": seed, "method": plain.method, "images": len(store), "judged": int(judged.sum())}
+    row |= {"source": accuracy(plain.passes.before), "adapted": accuracy(plain.passes.after)}
+    for rule, picked in chosen.items():
+        table = torch.full((len(store),), -1)
+        table[picked] = labels[picked]
+        row[rule] = accuracy(usfan.adapt(source, store, labels=table, **settings).passes.after)
+        row[f"{rule}_classes"] = len(labels[picked].unique())
+    return row
+
+
+def summary(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, Any]:
     gains = [r["label_first"] - r["random"] for r in rows]
-    figures = {
-        "what": "accuracy in %, one label per class; mean of tasks and seeds",
-        "network": given.net,
-        "mean": means,
+    by_seed = [statistics.fmean(g for r, g in zip(rows, gains, strict=True) if r["seed"] == seed) for seed in
+               sorted({r["seed"] for r in rows})]  # fmt: skip
+    return {
+        "mean": {name: round(statistics.fmean(r[name] for r in rows), 2) for name in names},
         "label_first_over_random": {
             "mean": round(statistics.fmean(gains), 2),
+            "by_seed": [round(gain, 2) for gain in by_seed],
             "better": sum(g > 0 for g in gains),
             "worse": sum(g < 0 for g in gains),
             "of": len(gains),
         },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("benchmark", choices=("office31", "digits"))
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--work", type=Path, default=Path())
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    rows, names = [], ("source", "adapted", *RULES)
+    for task in {"office31": office31, "digits": digits}[given.benchmark](given, runtime):
+        started = time.perf_counter()
+        rows.append(run(task, runtime))
+        print(json.dumps(rows[-1]), f"{time.perf_counter() - started:.0f} s", flush=True)
+    command = f"python studies/label_first.py {given.benchmark}{' DATA --work DIR' if given.data else ''}"
+    figures = {
+        "what": "accuracy in % on the images that no rule chose, after adapting with one label per class",
+        "command": command,
+        **summary(rows, names),
         "rows": rows,
     }
     print(json.dumps({k: v for k, v in figures.items() if k != "rows"}, indent=2))

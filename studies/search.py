@@ -102,6 +102,7 @@ class Worker:
             self.stores[letter],
             seed=self.args.seed,
             epochs=self.args.epochs,
+            patience=0,
             runtime=self.runtime,
             backbone="tf_efficientnet_lite0",
             pretrained=self.args.weights,

@@ -1,5 +1,6 @@
 """Runs from the command line: going on with one, what is said at the end, own networks, predictions as JSON."""
 
+import csv
 import io
 import json
 import os
@@ -192,6 +193,45 @@ def test_the_model_card_says_which_model_was_kept(model, folder, tmp_path):
     back = adapt_tiny(model, folder, tmp_path / "back", "--method", "shot-im", "--lr", 1e3)
     assert json.loads((back / "metrics.json").read_text())["guard"]["kept"] == "source"
     assert "the source model, kept after shot-im was tried" in (back / "README.md").read_text().splitlines()[0]
+
+
+def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
+    """label_first.csv of a first run, filled in half-way, goes into a second one."""
+    target = class_folder(tmp_path / "target", domain=2)
+    first = adapt_tiny(model, target, tmp_path / "first", "--guard", "off")
+    rows = list(csv.DictReader((first / "label_first.csv").read_text().splitlines()))
+    for row in rows[:2]:
+        row["label"] = Path(row["path"]).parent.name
+    table = tmp_path / "few.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    capsys.readouterr()
+    second = adapt_tiny(
+        model, target, tmp_path / "second", "--guard", "off", "--labels", table, "--set", "label_folds=2"
+    )
+    said = capsys.readouterr().err
+    assert re.search(
+        r"labels: 2 images of \d classes; left out in turn, they are right for \d+ % with the others", said
+    )
+    assert re.search(r"the other 22 images are right for [\d.]+ % with these labels, [\d.]+ % without", said)
+    metrics = json.loads((second / "metrics.json").read_text())
+    assert metrics["labels"]["rest"]["images"] == 22
+    assert metrics["labels"]["folds"] == 2
+    assert yaml.safe_load((second / "config.yaml").read_text())["labels"] == str(table)
+    again = {row["path"] for row in csv.DictReader((second / "label_first.csv").read_text().splitlines())}
+    assert again.isdisjoint(row["path"] for row in rows[:2])
+    private = adapt_tiny(model, target, tmp_path / "private", "--labels", table, "--private", "--set", "label_folds=0")
+    assert "few.csv" not in (private / "config.yaml").read_text()
+    call = ("adapt", model, target, "--out", tmp_path / "bad", *ADAPT)
+    table.write_text("path,label\nnowhere.png,class-0\n")
+    assert "few.csv, line 2: nowhere.png is no image of target" in refused(*call, "--labels", table)
+    table.write_text("path,label\nclass-0/000.png,class-9\n")
+    assert "few.csv, line 2: the model has no class class-9: did you mean" in refused(*call, "--labels", table)
+    table.write_text("path,label\nclass-0/000.png,class-1\n")
+    assert "bn-adapt trains nothing" in refused(*call, "--labels", table, "--method", "bn-adapt")
+    assert not (tmp_path / "bad").exists()
 
 
 def test_unlabelled_by_choice(model, folder, tmp_path):

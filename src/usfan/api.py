@@ -109,29 +109,39 @@ def adapt(
     run: Any = None,
     resume: bool = False,
     progress: Any = None,
+    labels: Any = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Adapt a model to images, without labels. `settings` are fields of `usfan.config.AdaptConfig`, or settings of the
-    method (`usfan methods NAME` lists them). `module` goes with the folder of a model of your own."""
+    """Adapt a model to images. `settings` are fields of `usfan.config.AdaptConfig`, or settings of the method (`usfan
+    methods NAME` lists them). `module` goes with the folder of a model of your own.
+
+    Labels that the data brings are not used. `labels` are some of your own, for a few of these images: a table with the
+    columns path and label, or a mapping from paths (of images in memory: positions) to class names. What they are worth
+    is in `history["labels"]` of the model.
+    """
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import recorded_settings, resolve
     from usfan.adaptation.witness import has_witness
     from usfan.artifacts.model import as_model
     from usfan.compute.runtime import as_runtime
+    from usfan.data.few_labels import few_labels
 
     name = str(source) if isinstance(source, (str, Path)) else "a model in memory"
     source, engine = as_model(source, module), as_runtime(runtime, device)
     data = as_data(data)
+    table = None if labels is None else few_labels(labels, data, source.classes)
     given = {"method": method, **settings}
     named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
     witness = has_witness(source.architecture, source.summary)
     config, row = resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
-    recorded = {"source": name, "data": data_name(data), **recorded_settings(config, row)}
+    recorded = {"source": name, "data": data_name(data), "labels": None, **recorded_settings(config, row)}
+    if labels is not None:
+        recorded["labels"] = str(labels) if isinstance(labels, (str, Path)) else "labels in memory"
     with opened_run(run, recorded, "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:
             return as_model(folder.path, module)  # type: ignore[return-value]
         with for_api(progress, "adapting") as told:
-            model = run_adaptation(source, data, runtime=engine, run=folder, progress=told, **given)
+            model = run_adaptation(source, data, runtime=engine, run=folder, progress=told, labels=table, **given)
         assert model.passes is not None
         saved, decoded = model, not hasattr(data, "without_labels")
         if not decoded:

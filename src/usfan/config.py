@@ -47,6 +47,7 @@ CHOICES = {
 """What fields of few values may hold."""
 ADVANCED = frozenset(
     {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples", "dropout_rate"}
+    | {"given_label_weight", "label_folds"}
     | {"precision", "compile", "decode", "devices", "nodes", "cache"}
 )
 """Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
@@ -125,7 +126,10 @@ class TrainConfig(OptimiserConfig):
     label_smoothing: float = 0.1
     """α of Eq. 1."""
     validation_share: float = 0.1
-    """Share of the data held out to choose the best epoch; 0 keeps the last."""
+    """Share of the data held out to choose the best epoch and to stop early; 0 trains all epochs and keeps the last."""
+    patience: int = 10
+    """Stop if the accuracy on the held-out part has not risen for so many epochs; the best epoch is kept, of equals the
+    latest. 0 trains all epochs."""
     bottleneck: int = 256
     """Width of the layer between backbone and head; 0 for none."""
     dropout: float | None = None
@@ -155,6 +159,7 @@ class TrainConfig(OptimiserConfig):
         between("label_smoothing", self.label_smoothing, 0, 1)
         between("validation_share", self.validation_share, 0, 0.9)
         at_least("bottleneck", self.bottleneck, 0)
+        at_least("patience", self.patience, 0)
         check_prior(self.prior)
         check_seed(self.seed)
         one_of("damping", self.damping, CHOICES["damping"])
@@ -199,6 +204,11 @@ class AdaptConfig(OptimiserConfig):
     """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
     samples: int = 128
     """M, draws from the posterior."""
+    given_label_weight: float = 1.0
+    """Weight of the cross-entropy with the labels of --labels."""
+    label_folds: int | None = None
+    """Parts in which the labels of --labels are left out in turn to say what they are worth; each part takes one more
+    adaptation. By default 5 if the backbone stays frozen, else 0: it is not said."""
     prior: float | str | None = None
     """Prior precision for the weights; by default the one stored with the source model."""
     damping: str | None = None
@@ -216,6 +226,8 @@ class AdaptConfig(OptimiserConfig):
         one_of("uncertainty", self.uncertainty, choices_of(AdaptConfig, "uncertainty"))
         if self.dropout_rate is not None:
             between("dropout_rate", self.dropout_rate, *DROPOUT_RATES)
+        at_least("given_label_weight", self.given_label_weight, 0)
+        at_least("label_folds", self.label_folds or 0, 0)
         if self.prior is not None:
             check_prior(self.prior)
         if self.augment is not None:

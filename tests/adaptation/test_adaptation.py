@@ -16,6 +16,7 @@ from usfan.compute.runtime import start_runtime
 from usfan.compute.stepper import no_collection
 from usfan.config import AdaptConfig
 from usfan.data.cache import PixelStore
+from usfan.data.few_labels import few_labels
 from usfan.errors import ConfigError, DataError
 from usfan.runs.folder import RunFolder
 
@@ -78,14 +79,20 @@ def test_labels_are_never_touched(source):
 
 def test_there_is_no_way_in_for_source_data():
     names = list(inspect.signature(adapt).parameters)
-    assert names == ["source", "data", "method", "runtime", "run", "progress", "settings"]
+    assert names == ["source", "data", "method", "runtime", "run", "progress", "labels", "settings"]
+    assert list(inspect.signature(few_labels).parameters) == [
+        "given",
+        "data",
+        "classes",
+        "root",
+    ]  # of the target's images
     more = {"module", "device", "resume"}  # of the public function: none of them brings data
     assert set(inspect.signature(usfan.adapt).parameters) == {*names, *more}
     assert not [name for name in AdaptConfig.__dataclass_fields__ if "source" in name]
 
 
-def test_terms_see_no_labels_and_no_source_data():
-    fields = {"count", "classes", "runtime", "epochs", "seed", "guide", "source", "witness", "uncertainty"}
+def test_terms_see_no_labels_but_given_ones_and_no_source_data():
+    fields = {"count", "classes", "runtime", "epochs", "seed", "guide", "source", "witness", "uncertainty", "given"}
     assert set(Context.__dataclass_fields__) == fields
     assert Context.__annotations__["source"] == "Outputs"  # what the source model says of the target
 

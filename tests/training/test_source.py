@@ -8,8 +8,11 @@ import torch
 
 import usfan
 from lookalikes import picture
+from usfan.compute.features import FeatureStore
 from usfan.compute.loop import Loop
+from usfan.config import TrainConfig, make_config
 from usfan.errors import ConfigError, DataError
+from usfan.runs.folder import RunFolder
 
 TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
 
@@ -35,6 +38,51 @@ def test_it_learns_and_knows_its_classes():
     figures = usfan.evaluate(model, squares(images=10))
     assert figures["accuracy"] > 90
     assert model.summary["prior_precision"] == model.posterior.prior_precision > 0
+
+
+def test_training_stops_if_validation_does_not_improve(capsys):
+    """Squares are learned at once: nothing is won by going on. The best epoch is kept, the latest of equals."""
+    calls = []
+    settings = {**TINY, "epochs": 30, "validation_share": 0.2, "progress": lambda *call: calls.append(call[2])}
+    stopped = usfan.train_source(squares(images=8), patience=4, **settings)
+    told = [figures["validation_accuracy"] for figures in calls if "validation_accuracy" in figures]
+    assert stopped.summary["epochs"] < 30
+    assert stopped.summary["validation_accuracy"] == max(told)
+    rose = 3 * (told.index(max(told)) + 1)  # pixels are scored every third epoch of 30
+    assert stopped.summary["epochs"] == rose + 6
+    assert "no better on the held-out images" in capsys.readouterr().err
+    whole = usfan.train_source(squares(images=8), patience=0, **settings)
+    assert whole.summary["epochs"] == 30
+    assert "stopped" not in capsys.readouterr().err
+    for preset in ("paper", "shot"):
+        assert make_config(TrainConfig, {"preset": preset}).patience == 0
+
+
+def test_a_run_that_stops_early_stops_at_the_same_epoch_when_resumed(tmp_path, monkeypatch):
+    """On features of a frozen backbone, which are scored every epoch."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 2
+    features = torch.randn(40, 576, generator=generator) + labels[:, None]
+    store = FeatureStore(features, torch.arange(40), labels, ("a", "b"))
+    settings = {**TINY, "tune": "new", "epochs": 20, "patience": 3, "validation_share": 0.25, "progress": False}
+    whole = usfan.train_source(store, run=tmp_path / "whole", **settings)
+    assert 3 < whole.summary["epochs"] < 20
+    plain = RunFolder.save_checkpoint
+    for last in (2, whole.summary["epochs"]):  # in the middle, and after the last epoch
+
+        def save_and_stop(self, epoch, *rest, last=last):
+            plain(self, epoch, *rest)
+            if epoch == last:
+                raise KeyboardInterrupt
+
+        run = tmp_path / f"stopped-{last}"
+        monkeypatch.setattr(RunFolder, "save_checkpoint", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            usfan.train_source(store, run=run, **settings)
+        monkeypatch.setattr(RunFolder, "save_checkpoint", plain)
+        again = usfan.train_source(store, run=run, resume=True, **settings)
+        assert {**again.summary, "seconds": 0} == {**whole.summary, "seconds": 0}
+        assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
 def test_the_prior_of_the_posterior():

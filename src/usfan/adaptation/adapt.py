@@ -2,7 +2,8 @@
 
     settings → data → model → [pass over the target → refresh terms → epoch of steps] × E → judge → model
 
-It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door.
+It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door, except those
+that the user gives for a few images of the target (`labels`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from usfan.adaptation.given import Given
 from usfan.adaptation.guard import DRAWS, MOST, Guard, Kept, estimated_accuracy
 from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.ladder import Rung, choose_rung
 from usfan.adaptation.methods import Later, Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve, with_rung
+from usfan.adaptation.terms.given_labels import GivenLabels
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
 from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
+from usfan.adaptation.worth import describe, left_out
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.artifacts.schema import check_draws
 from usfan.compute.accelerate.layers import accelerated, settle_layout
@@ -44,6 +48,7 @@ from usfan.compute.stage import Stage
 from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
+from usfan.data.few_labels import few_labels
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
@@ -66,20 +71,28 @@ def adapt(
     runtime: RuntimeConfig | Runtime | None = None,
     run: RunFolder | None = None,
     progress: Progress | None = None,
+    labels: Any = None,
     **settings: Any,
 ) -> AdaptedModel:
     """Adapt to images (an `ImageData`, a folder, an array…). `settings` are fields of `usfan.config.AdaptConfig`, or
-    settings of the method (`usfan methods NAME` lists them)."""
+    settings of the method (`usfan methods NAME` lists them). `labels`: of a few of these images, whatever
+    `usfan.data.few_labels` takes."""
     witness = settings.pop("witness", None)
     given = {"method": method, **settings, **({"witness": witness} if isinstance(witness, str) else {})}
     available = isinstance(witness, Tensor) or has_witness(source.architecture, source.summary)
     config, row = resolve(given, pretrained=source.pretrained, classes=len(source.classes), witness=available)
     check_draws(config.samples, len(source.classes))
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
+    if labels is not None and not row.terms:
+        raise ConfigError(f"{config.method} trains nothing, so labels cannot help it: choose another method")
+    data = data if isinstance(data, PixelStore) else as_images(data)
+    table = None if labels is None else few_labels(labels, data, source.classes)
     if isinstance(data, PixelStore):
         images = dataclasses.replace(data, labels=None, classes=None)
     else:
-        images = engine_store(as_images(data).without_labels(), source.spec, engine)
+        images = engine_store(data.without_labels(), source.spec, engine)
+        table = None if table is None else table[images.kept]
+    few = None if table is None else Given.of_table(table, engine.device)
     if len(images) < 2 and row.adapts:
         raise DataError(f"one image is too few to adapt to: {config.method} compares images with each other")
     pixels = any(term.needs_pixels for term in row.all_terms)
@@ -96,7 +109,32 @@ def adapt(
     if config.guard and row.adapts and images.pixels.ndim == 4:
         used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
         judge = choose_judge(source, used)
-    return Adaptation(source, store, config, row, engine, run, progress, seen, judge, images, reason).run()
+    own = (source, store, config, row, engine, run, progress, seen, judge, images, reason)
+    if few is None:
+        return Adaptation(*own).run()
+    first = Adaptation(*own, few)
+    return with_worth(first, first.run())
+
+
+def with_worth(first: Adaptation, model: AdaptedModel) -> AdaptedModel:
+    """The model of a run with given labels, and what they are worth in its history."""
+    given, passes, config = first.given, model.passes, dataclasses.replace(first.config, guard=False)
+    assert given is not None
+    assert passes is not None
+    figures, without = describe(given, passes.before.logits.argmax(dim=1)), None
+
+    def again(labels: Given | None) -> Tensor:
+        own = (first.source, first.store, config, first.method, first.runtime, None, None, first.witness)
+        found = Adaptation(*own, None, first.images, first.tune_reason, labels).run().passes
+        assert found is not None
+        return found.after.logits.argmax(dim=1)
+
+    if config.label_folds:
+        more, without = left_out(given, again, config.label_folds, config.seed)
+        figures |= more
+    model.history["labels"] = figures
+    model.passes = dataclasses.replace(passes, given=given.rows.cpu(), without=without)
+    return model
 
 
 def witnessed(
@@ -149,13 +187,15 @@ class Adaptation:
         judge: Witness | None = None,
         images: PixelStore | None = None,
         tune_reason: str = "",
+        given: Given | None = None,
     ) -> None:
         self.judge_network, self.images = judge, store if images is None else images
-        self.tune_reason = tune_reason
+        self.tune_reason, self.given = tune_reason, given
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
-        self.stages = [(stage.terms, stage_of(config, method, stage)) for stage in method.stages]
+        more = () if given is None else (GivenLabels(config.given_label_weight),)
+        self.stages = [((*stage.terms, *more), stage_of(config, method, stage)) for stage in method.stages]
         self.ends = list(itertools.accumulate(stage.epochs for _, stage in self.stages))
         self.epochs, self.number = self.ends[-1], -1
         if not method.terms and config.epochs != self.epochs:
@@ -247,6 +287,7 @@ class Adaptation:
             before,
             self.witness,
             self.uncertainty,
+            self.given,
         )
         self.enter(0)
         return before
@@ -267,7 +308,8 @@ class Adaptation:
         progress = (
             None if self.progress is None else of_run(self.progress, before, (self.steps, self.epochs), len(self.store))
         )
-        self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, progress=progress)
+        beside = None if self.given is None else self.given.rows
+        self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, beside=beside, progress=progress)
 
     def stage_at(self, epoch: int) -> tuple[int, int]:
         """The number of the stage that trains after so many epochs, and its own epoch."""
@@ -286,14 +328,14 @@ class Adaptation:
         for epoch in range(first, self.epochs + 1):
             outputs = before if epoch == 0 else self.outputs()
             if bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all()):
-                self.guide.refresh(outputs, min(epoch, self.epochs - 1) / max(1, self.epochs))
+                self.guide.refresh(self.told(outputs), min(epoch, self.epochs - 1) / max(1, self.epochs))
             self.judge(epoch, outputs, before)
             if self.guard.collapsed or (epoch == self.epochs and not (epoch == 0 and self.settles)):
                 break
             if epoch == 0 and self.settles:
                 self.loop.settle()
                 outputs = self.outputs()
-                self.guide.refresh(outputs)
+                self.guide.refresh(self.told(outputs))
             if epoch < self.epochs:
                 self.train_epoch(epoch, outputs)
         return outputs
@@ -301,8 +343,9 @@ class Adaptation:
     def train_epoch(self, epoch: int, outputs: Outputs) -> None:
         number, own = self.stage_at(epoch)
         self.enter(number)
+        told = self.told(outputs)
         for term in self.terms:
-            term.refresh(outputs)
+            term.refresh(told)
             term.begin_epoch(own)
         if self.terms:
             self.pending = self.loop.train_epoch(own)
@@ -310,6 +353,10 @@ class Adaptation:
             self.loop.settle(SETTLED)
         for term in self.terms:
             term.end_epoch(own, self.classifier)
+
+    def told(self, outputs: Outputs) -> Outputs:
+        """What guidance and terms are told of a pass: the labels that the user gave, in place of predictions."""
+        return outputs if self.given is None else self.given.told(outputs)
 
     def outputs(self) -> Outputs:
         """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""

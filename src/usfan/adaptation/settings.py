@@ -42,11 +42,21 @@ def resolve(
     return config, method
 
 
+FOLDS = 5
+"""Of labels that are left out in turn, if an adaptation takes seconds."""
+
+
 def with_rung(config: AdaptConfig, rung: Rung, *, pretrained: bool) -> AdaptConfig:
     """The settings with what moves decided, and how fast the backbone does."""
     scale = rung.backbone_lr_scale or (0.1 if pretrained else 1.0)
     given = config.backbone_lr_scale
-    return dataclasses.replace(config, tune=rung.tune, backbone_lr_scale=scale if given is None else given)
+    folds = FOLDS if rung.tune == "new" else 0
+    return dataclasses.replace(
+        config,
+        tune=rung.tune,
+        backbone_lr_scale=scale if given is None else given,
+        label_folds=folds if config.label_folds is None else config.label_folds,
+    )
 
 
 def with_setting(given: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,10 @@ class Passes:
     skipped: tuple[Any, ...] = ()
     path: tuple[Tensor, ...] = ()
     """The predicted class of each image after 0, 1, … epochs (of a resumed run, after those since)."""
+    given: Tensor | None = None
+    """Rows of the outputs whose labels the user gave to the adaptation."""
+    without: Tensor | None = None
+    """The classes that an adaptation without these labels predicts, if it was tried."""
     images: Any = field(default=None, repr=False)
     """The `ImageData` itself, without its labels, if `usfan.adapt` was given one: reports show its images."""
 

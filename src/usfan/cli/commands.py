@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.cli.edges import (
+    describe_worth,
     load_module,
     must_be_a_file,
     open_data,
@@ -118,6 +119,7 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.artifacts.folder import load_config
     from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
+    from usfan.data.few_labels import few_labels
     from usfan.evaluation.changes import write_changes
     from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
@@ -134,9 +136,11 @@ def adapt(settings: dict[str, Any]) -> None:
         witness=has_witness(stored.architecture, stored.summary),
     )
     data = data.for_model(stored.classes, open_set=config.setting == "open")
+    labels = settings.get("labels")
+    table = None if labels is None else few_labels(labels, data, stored.classes, root=settings.get("root"))
     runtime, computing = open_runtime(settings, several=True)
     values = recorded_settings(config, method)
-    recorded = {"source": source_path, **seen, **values, **computing, "private": private}
+    recorded = {"source": source_path, **seen, "labels": labels, **values, **computing, "private": private}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
             run.drop_checkpoints()
@@ -147,7 +151,8 @@ def adapt(settings: dict[str, Any]) -> None:
             store = decoded()
         with bar("adapting", unit="images") as shown:
             progress = step_progress(shown)
-            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, **values)
+            few = None if table is None else table[store.kept]
+            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, labels=few, **values)
         if runtime.rank == 0:
             model.save(run.path, private=private)
             if model.alternative is not None:
@@ -155,13 +160,15 @@ def adapt(settings: dict[str, Any]) -> None:
             metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
             save_samples(run.path, model, data, private=private)
             if private:
-                run.withhold("source", "data", "cache", "root")
+                run.withhold("source", "data", "labels", "cache", "root")
             run.save_metrics(metrics)
             run.drop_checkpoints()
             say_skipped(data, run, private=private)
             if not private:
                 write_changes(run.path, model, data)
             say_changes(out, settings["data"], model)
+            if "labels" in metrics:
+                say(f"labels: {describe_worth(metrics['labels'])}")
             if "after" in metrics:
                 shift = {
                     f"{name} {when}": metrics[when].get(name)
@@ -179,7 +186,7 @@ def one_source(paths: list[str]) -> str:
 
 def own_names() -> set[str]:
     """What `adapt` takes beside the settings of the adaptation."""
-    own = {"source", "data", "out", "resume", "private", "module", "root", "strict", "unlabelled"}
+    own = {"source", "data", "out", "resume", "private", "module", "root", "strict", "unlabelled", "labels"}
     return own | {f.name for f in dataclasses.fields(RuntimeConfig)}
 
 

@@ -97,6 +97,20 @@ def below_the_data(data: Any) -> dict[str, str]:
     return {below(path, folder) if folder else path: reason for path, reason in data.unreadable.items()}
 
 
+def describe_worth(labels: dict[str, Any]) -> str:
+    """What the labels that were given are worth, in one line."""
+    images = "image" if labels["count"] == 1 else "images"
+    parts = [f"{labels['count']} {images} of {labels['classes']} classes"]
+    if "left_out" in labels:
+        shares = f"{labels['left_out']:.0f} % with the others, {labels['without']:.0f} % without any"
+        parts.append(f"left out in turn, they are right for {shares}")
+    rest = labels.get("rest", {})
+    if "without" in rest:
+        shares = f"{rest['with']:.1f} % with these labels, {rest['without']:.1f} % without"
+        parts.append(f"the other {rest['images']:,} images are right for {shares}")
+    return "; ".join(parts)
+
+
 def say_changes(out: str, data: str, model: Any) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
     from usfan.evaluation.changes import describe_changes

@@ -113,6 +113,11 @@ MODULE = Flag(
     "Function that makes the network of a model that is not timm's; the module is imported.",
     metavar="MODULE:FUNCTION",
 )
+LABELS = Flag(
+    "labels",
+    "Labels of a few of these images, to learn from: a table path,label, such as a filled-in label_first.csv.",
+    metavar="FILE",
+)
 UNLABELLED = Flag("unlabelled", "Ignore labels, and take folders of any names and depth.", "bool")
 OPEN_SET = Flag("open_set", "The data may hold classes that the model does not know.", "bool")
 PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
@@ -199,7 +204,7 @@ def adapt() -> Command:
         *fields(AdaptConfig, "preset", "guard"),
         RESUME,
     )
-    labels = "Labels are used for the figures at the end, never for adapting."
+    labels = "Labels in it are used for the figures at the end, never for adapting."
     source = Flag("source", "Model folder or Hub id; one or more.", "list[str]")
     data = dataclasses.replace(DATA, about=f"{DATA.about} {labels}")
     return Command(
@@ -208,7 +213,7 @@ def adapt() -> Command:
         {
             "Common": common,
             "Adaptation": (*others(AdaptConfig, common, without=ADVANCED), SET),
-            "Data and model": (UNLABELLED, ROOT, MODULE, PRIVATE),
+            "Data and model": (LABELS, UNLABELLED, ROOT, MODULE, PRIVATE),
             "Computing": (*others(RuntimeConfig, without=ADVANCED), BUDGET, CONFIG),
         },
         (AdaptConfig, RuntimeConfig, DataOptions),

@@ -159,7 +159,7 @@ def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
     """Under --root, the paths in a config file may not leave it: the file may be a stranger's."""
     from usfan.data.lists import inside
 
-    for name in ("cache", "pretrained", "out", "data", "classes"):
+    for name in ("cache", "pretrained", "out", "data", "classes", "labels"):
         value = settings.get(name)
         named = name == "pretrained" and value in ("auto", "none", "offline", "timm")
         for path in value if isinstance(value, list) else [value]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from usfan.compute.optimiser import Optimiser
 from usfan.compute.passes import Feeder, count_batches, epoch_batches, forward, set_mode, worth_compiling
-from usfan.compute.runtime import Runtime, seed_everything
+from usfan.compute.runtime import Runtime, permutation, seed_everything
 from usfan.compute.stage import Stage
 from usfan.compute.stepper import Stepper
 from usfan.models.classifier import Classifier
@@ -48,6 +48,8 @@ class Batch:
     """Share of the stage's steps that are done, a scalar."""
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
     """(features, logits) of other views, for terms that make their own."""
+    beside: tuple[Tensor, Tensor] | None = None
+    """Sample numbers and logits of samples that went through the network beside the batch, if the stage has such."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Figures for the log, by name."""
 
@@ -75,11 +77,16 @@ class Loop:
         runtime: Runtime,
         *,
         rows: Tensor | None = None,
+        beside: Tensor | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """`rows` are the samples to train on, all by default. `beside` are samples that go through the network beside
+        every batch, at most half as many as it has at a time: only terms that ask for them see them."""
         self.classifier, self.feeder, self.stage, self.runtime = classifier, feeder, stage, runtime
         self.terms, self.progress = list(terms), progress
         self.rows = torch.arange(len(feeder.store), device=runtime.device) if rows is None else rows
+        self.beside = None if beside is None else beside.to(runtime.device)
+        self.at_once = 0 if beside is None else min(len(beside), max(1, stage.batch_size // 2))
         self.batches = count_batches(len(self.rows), stage.batch_size)
         self.steps = self.batches * stage.epochs
         self.compiled = worth_compiling(runtime, self.steps)
@@ -102,7 +109,7 @@ class Loop:
             done = epoch * self.batches + number
             lr = self.optimiser.schedule(done)
             self.done.fill_(done / max(1, self.steps))
-            figures = self.stepper(*self.feeder.inputs(self.rows[rows]))
+            figures = self.stepper(*self.feeder.inputs(self.with_beside(self.rows[rows], epoch, number)))
             sums = figures if sums is None else sums + figures
             if self.progress is not None:
                 self.progress(done + 1, self.steps, {"lr": lr, **self.seen(epoch, number + 1)})
@@ -117,6 +124,21 @@ class Loop:
             shown |= {"epoch": epoch, "epochs": self.stage.epochs, **self.seen(epoch)}
             self.progress(epoch * self.batches, self.steps, shown)
 
+    def with_beside(self, samples: Tensor, epoch: int, number: int) -> Tensor:
+        """The samples of a batch, and after them this process's share of those beside it, which take turns."""
+        if self.beside is None:
+            return samples
+        count = len(self.beside)
+        order = permutation(count, self.stage.seed, (1 << 21) + epoch).to(samples.device)
+        turn = (number * self.at_once + torch.arange(self.at_once, device=samples.device)) % count
+        own = self.beside[order[turn]][self.runtime.rank :: self.runtime.world]
+        return torch.cat([samples, own.to(samples.device)])
+
+    @property
+    def own_beside(self) -> int:
+        """How many of the samples that this process steps on lie beside the batch."""
+        return len(range(self.at_once)[self.runtime.rank :: self.runtime.world])
+
     def seen(self, epochs: int, batches: int = 0) -> dict[str, int]:
         """Images seen after so many epochs and batches: those that only fill up the last batch do not count."""
         count = len(self.rows)
@@ -125,10 +147,13 @@ class Loop:
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""
-        whole = self.compiled and len(samples) == self.stage.batch_size
+        size = len(samples) - self.own_beside
+        whole = self.compiled and size == self.stage.batch_size
         view = self.feeder.view(samples, staged, compiled=whole)
         features, logits = forward(self.classifier, view, self.runtime, compiled=whole)
-        batch = Batch(samples, view, features, logits, self.done, self.forward)
+        beside = None if self.beside is None else (samples[size:], logits[size:])
+        samples, view, features, logits = samples[:size], view[:size], features[:size], logits[:size]
+        batch = Batch(samples, view, features, logits, self.done, self.forward, beside)
         loss = sum((term(batch) for term in self.terms), torch.zeros((), device=self.runtime.device))
         self.optimiser.update(loss)
         figures = {"loss": loss, **batch.notes}

@@ -55,7 +55,7 @@ def images_to_label(model: AdaptedModel, count: int | None = None, data: Any = N
     `label` is empty: it is for the user to fill in. The table is then a list that `--labels` and `ImageData` read.
     """
     passes = passes_of(model)
-    chosen = label_first(passes.after, count or len(model.classes))
+    chosen = label_first(passes.after, count or len(model.classes), labelled=passes.given)
     certainty, where = certainty_weights(passes.after.posterior_probs), places(model, data)
     predicted = passes.after.logits.argmax(dim=1)
     figures = ((i, float(certainty[i]), float(passes.after.mutual_information[i])) for i in chosen.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.artifacts.model import AdaptedModel
+from usfan.artifacts.model import AdaptedModel, Passes
 from usfan.evaluation.evaluate import score_outputs
 from usfan.files import Folder, write_json, write_tensors
 from usfan.posterior.predictive import certainty_weights, entropy
@@ -27,9 +28,44 @@ def adaptation_metrics(model: AdaptedModel, data: Any, *, open_set: bool = False
     metrics["validators_by_epoch"] = [{"epoch": r["epoch"], **r["validators"]} for r in model.history["records"]]
     labels = target_labels(model, data, open_set=open_set)
     if labels is not None:
-        metrics["before"] = score_outputs(model.passes.before, labels, model, open_set=open_set)
-        metrics["after"] = score_outputs(model.passes.after, labels, model, open_set=open_set)
+        passes = model.passes
+        if passes.given is not None:
+            metrics["labels"] = {**metrics["labels"], **worth_on_rest(model, labels)}
+            passes, labels = rest_of(passes), labels[rest_rows(passes)]
+        metrics["before"] = score_outputs(passes.before, labels, model, open_set=open_set)
+        metrics["after"] = score_outputs(passes.after, labels, model, open_set=open_set)
     return metrics
+
+
+def rest_rows(passes: Passes) -> Tensor:
+    """Images whose labels were given are no test of a model that learned from them: the rows of the others, or of all
+    if there are no others."""
+    rest = torch.ones(len(passes.kept), dtype=torch.bool)
+    if passes.given is not None and len(passes.given) < len(rest):
+        rest[passes.given] = False
+    return rest.nonzero().flatten()
+
+
+def rest_of(passes: Passes) -> Passes:
+    rows = rest_rows(passes)
+    return dataclasses.replace(passes, before=passes.before.rows(rows), after=passes.after.rows(rows))
+
+
+def worth_on_rest(model: AdaptedModel, labels: Tensor) -> dict[str, Any]:
+    """If the target is labelled: how many of the images whose label was not given are right, in percent, before, after
+    adapting without the given labels, and with them."""
+    assert model.passes is not None
+    rows = rest_rows(model.passes)
+    truth = labels[rows]
+    known = truth < len(model.classes)
+    said = {"before": model.passes.before.logits.argmax(dim=1), "without": model.passes.without}
+    said["with"] = model.passes.after.logits.argmax(dim=1)
+    shares = {
+        name: round(100 * float((found.cpu()[rows] == truth)[known].double().mean()), 2)
+        for name, found in said.items()
+        if found is not None
+    }
+    return {"rest": {"images": len(rows), **shares}}
 
 
 def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor | None:

@@ -126,7 +126,13 @@ def run_seeds(out: Path, *, runtime: Runtime, seeds: Sequence[int], methods: Seq
 def train_digits(data: ImageData, runtime: Runtime, seed: int, epochs: int) -> SourceModel:
     with bar(f"training on {data.name}") as shown:
         return train_source(
-            data, backbone="digits-cnn", epochs=epochs, seed=seed, runtime=runtime, progress=step_progress(shown)
+            data,
+            backbone="digits-cnn",
+            epochs=epochs,
+            patience=0,
+            seed=seed,
+            runtime=runtime,
+            progress=step_progress(shown),
         )
 
 

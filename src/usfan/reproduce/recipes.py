@@ -20,6 +20,7 @@ def train_settings(recipe: Recipe | None) -> dict[str, Any]:
         "weight_decay": recipe.weight_decay,
         "label_smoothing": recipe.label_smoothing,
         "validation_share": recipe.val_fraction,
+        "patience": 0,
         "bottleneck": recipe.bottleneck or 0,
         "dropout": recipe.bottleneck_dropout,
         "head_bias": recipe.head_bias,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -54,6 +54,11 @@ class Outputs:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def rows(self, index: Tensor) -> Outputs:
+        """Those of some samples."""
+        index = index.to(self.logits.device)
+        return Outputs(*(getattr(self, item.name)[index] for item in fields(self)))
 
 
 def check_finite(logits: Tensor, posterior_probs: Tensor) -> None:

@@ -31,6 +31,7 @@ from usfan.posterior.ensemble import MEMBERS, Ensemble
 from usfan.posterior.fit import batch_factors
 from usfan.posterior.heads import UNTRAINED_RATE, Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.progress import say
 from usfan.runs.folder import RunFolder, load_checkpoint, must_fit
 from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
 from usfan.scoring.outputs import Outputs
@@ -171,43 +172,64 @@ class Training:
             rows=self.train_rows,
             progress=progress,
         )
-        self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0}
+        self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0, "rose": 0}
+        """Of the held-out part: the best accuracy, the last epoch that had it, and the first."""
         self.best_state: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, Any]:
-        started, config = time.perf_counter(), self.config
+        started, config, done = time.perf_counter(), self.config, 0
         with accelerated(self.classifier, self.runtime, self.loop.steps):
             try:
-                for epoch in range(self.resume(), config.epochs):
+                done = self.resume()
+                for epoch in range(done, config.epochs):
+                    if self.has_stalled(epoch):
+                        break
                     figures = self.loop.train_epoch(epoch)
                     if len(self.held_rows) and self.validation_is_due(epoch):
                         figures["validation_accuracy"] = self.validate(epoch)
                     self.record(epoch, figures)
+                    done = epoch + 1
             finally:
                 self.loop.release()
         if self.best_state:
             self.classifier.load_state_dict(self.best_state)
         held = bool(self.best_state)
+        if done < config.epochs:
+            say(
+                f"stopped after epoch {done} of {config.epochs}: no better on the held-out images for "
+                f"{config.patience} epochs; epoch {self.best['epoch']} is kept (--patience 0 trains all)"
+            )
         return {
-            "epochs": config.epochs,
+            "epochs": done,
             "seed": config.seed,
             "tune": config.tune,
             "weight_decay": config.weight_decay,
             "validation_accuracy": self.best["accuracy"] if held else None,
-            "best_epoch": self.best["epoch"] if held else config.epochs,
+            "best_epoch": self.best["epoch"] if held else done,
             "seconds": round(time.perf_counter() - started, 3),
         }
 
+    def has_stalled(self, done: int) -> bool:
+        """Whether the accuracy on the held-out part has not risen for `patience` epochs, and for two scores at least:
+        pixels are not scored every epoch."""
+        patience = self.config.patience
+        return bool(patience) and bool(self.best_state) and done - self.best["rose"] >= max(patience, 2 * self.every)
+
+    @property
+    def every(self) -> int:
+        """Epochs from one score on the held-out part to the next; features are scored at once."""
+        return 1 if self.store.pixels.ndim == 2 else max(1, self.config.epochs // VALIDATIONS)
+
     def validation_is_due(self, epoch: int) -> bool:
-        every = 1 if self.store.pixels.ndim == 2 else max(1, self.config.epochs // VALIDATIONS)
-        return (epoch + 1) % every == 0 or epoch + 1 == self.config.epochs
+        return (epoch + 1) % self.every == 0 or epoch + 1 == self.config.epochs
 
     def validate(self, epoch: int) -> float:
         """Percent right on the held-out part; the best iterate is kept, the later of equals."""
         _, logits = forward_store(self.classifier, self.store, self.spec, self.runtime, rows=self.held_rows)
         accuracy = 100 * float((logits.argmax(dim=1) == self.labels[self.held_rows]).double().mean())
         if accuracy >= self.best["accuracy"]:
-            self.best = {"accuracy": accuracy, "epoch": epoch + 1}
+            rose = epoch + 1 if accuracy > self.best["accuracy"] else self.best["rose"]
+            self.best = {"accuracy": accuracy, "epoch": epoch + 1, "rose": rose}
             self.best_state = {k: v.detach().clone() for k, v in self.classifier.state_dict().items()}
         return accuracy
 
@@ -230,7 +252,9 @@ class Training:
         with self.folder.restoring():
             self.loop.restore(tensors)
             self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-            self.best = {"accuracy": float(state["best"]["accuracy"]), "epoch": int(state["best"]["epoch"])}
+            best = state["best"]
+            rose = int(best.get("rose", best["epoch"]))
+            self.best = {"accuracy": float(best["accuracy"]), "epoch": int(best["epoch"]), "rose": rose}
             must_fit(self.best_state, self.classifier)
         return epoch
 

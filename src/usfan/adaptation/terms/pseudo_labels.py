@@ -47,7 +47,7 @@ class PseudoLabels(Term):
         return dataclasses.replace(self, pseudo_label_weight=weight, pseudo_label_warmup=wait)
 
     def start(self, context: Context) -> None:
-        self.guide, self.total = context.guide, context.runtime.total_or_alone
+        self.guide, self.total, self.given = context.guide, context.runtime.total_or_alone, context.given
         self.labels = torch.zeros(context.count, dtype=torch.long, device=context.device)
         self.weight = torch.zeros((), device=context.device)
 
@@ -57,6 +57,8 @@ class PseudoLabels(Term):
 
     def refresh(self, outputs: Outputs) -> None:
         self.labels.copy_(self.find(outputs))
+        if self.given is not None:
+            self.given.pin(self.labels)
 
     def find(self, outputs: Outputs) -> Tensor:
         """N labels; the term of another method may find them elsewhere."""

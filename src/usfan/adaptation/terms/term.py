@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.facts import Facts
+from usfan.adaptation.given import Given
 from usfan.compute.loop import Batch
 from usfan.compute.runtime import Runtime
 from usfan.models.classifier import Classifier
@@ -35,7 +36,7 @@ from usfan.scoring.outputs import Outputs
 
 @dataclass(frozen=True)
 class Context:
-    """What a term may see of the run. There is no way from here to source data or labels."""
+    """What a term may see of the run. There is no way from here to source data, or to labels that nobody gave."""
 
     count: int
     """N."""
@@ -52,6 +53,8 @@ class Context:
     """N × D' features of the target in a frozen pretrained network, or None."""
     uncertainty: Any = None
     """What certainty comes from: the source head's posterior, unless the run asks for another."""
+    given: Given | None = None
+    """Labels that the user gave for a few of the images."""
 
     @property
     def device(self) -> torch.device:

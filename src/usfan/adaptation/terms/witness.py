@@ -54,17 +54,23 @@ class WitnessLabels(Term):
         assert context.witness is not None
         self.guide, self.total, self.uncertainty = context.guide, context.runtime.total_or_alone, context.uncertainty
         self.points = fit_witness_space(context.witness, self.witness_dimensions).project(context.witness)
+        self.given = context.given
         self.labels = torch.full((context.count, context.classes), 1 / context.classes, device=context.device)
         self.mixture: Mixture | None = None
 
     def refresh(self, outputs: Outputs) -> None:
         first = self.mixture is None
         probs = self.uncertainty.predictive(outputs.features, 1.0) if first else outputs.probs
+        if self.given is not None:  # clusters are named by these images for certain
+            probs = probs.clone()
+            self.given.pin(probs)
         names = probs.clamp_min(1e-12).log()
         rounds = FIRST_ROUNDS if first else LATER_ROUNDS
         fit = fit_mixture(self.points, names, start=self.mixture, rounds=rounds)
         self.mixture = fit.mixture
         self.labels.copy_(fit.responsibilities)
+        if self.given is not None:
+            self.given.pin(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:
         """The gate, from which the next refresh goes on; clusters are made anew from it."""
@@ -108,7 +114,7 @@ class WitnessAttraction(Term):
     def start(self, context: Context) -> None:
         assert context.witness is not None
         self.near = nearest_neighbours(centred_features(context.witness)[0], self.attracted)[0]
-        self.bank = context.source.probs.clone()
+        self.bank, self.given = context.source.probs.clone(), context.given
         self.guide, self.runtime, self.total = context.guide, context.runtime, context.runtime.total_or_alone
 
     def refresh(self, outputs: Outputs) -> None:
@@ -118,6 +124,8 @@ class WitnessAttraction(Term):
         probs, known = batch.probs, self.guide.known[batch.samples]
         with torch.no_grad():
             self.bank.index_copy_(0, self.runtime.gathered(batch.samples), self.runtime.gathered(probs))
+            if self.given is not None:
+                self.given.pin(self.bank)
         together = agreement(probs, self.bank[self.near[batch.samples]]).sum(dim=1)
         attracted = -global_mean(together, self.total, known)
         scale = 2 * probs.shape[1] / self.total(known.sum().detach()).clamp_min(1)

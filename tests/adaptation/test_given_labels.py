@@ -1,0 +1,192 @@
+"""A few labels of the user's own: every method learns from them, frozen or moving, and says what they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from running_terms import random_target, running
+from spying import squares, witness_of
+from test_label_terms import step
+
+import usfan
+from oracles.losses import cross_entropy
+from usfan.adaptation.given import Given
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.given_labels import GivenLabels
+from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.worth import left_out
+from usfan.compute.features import features_of
+from usfan.compute.loop import Loop
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import start_runtime
+from usfan.errors import ConfigError
+from usfan.evaluation.samples import adaptation_metrics
+from usfan.runs.folder import RunFolder
+from usfan.scoring.outputs import Outputs
+
+TINY = {"epochs": 4, "batch_size": 8, "guard": False, "label_folds": 0, "lr": 0.05, "progress": False}
+WRONG = {0: "b", 4: "c", 8: "a", 9: "b", 13: "c", 17: "a"}
+"""Labels that nothing but the labels themselves can teach: sample i is of class i mod 3."""
+TRAINED = [name for name, row in METHODS.items() if row.terms]
+
+
+def taught(model) -> int:
+    predicted = model.passes.after.logits.argmax(dim=1)
+    return sum(model.classes[int(predicted[i])] == name for i, name in WRONG.items())
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_every_method_learns_from_given_labels(source, method):
+    data = squares()
+    given = {**TINY, **witness_of(method, data)}
+    if method == "tent":
+        given |= {"epochs": 12, "lr": 0.2}
+    plain, told = (usfan.adapt(source, data, method, labels=labels, **given) for labels in (None, WRONG))
+    assert taught(told) > taught(plain)
+    assert "loss_given" in told.history["records"][-1]
+    assert told.history["labels"]["count"] == 6
+
+
+def test_frozen_and_moving_backbones(source):
+    frozen = usfan.adapt(source, squares(), "shot", labels=WRONG, tune="new", **{**TINY, "epochs": 15})
+    moving = usfan.adapt(source, squares(), "shot", labels=WRONG, tune="all", **{**TINY, "epochs": 15})
+    assert taught(frozen) >= 5
+    assert taught(moving) >= 5
+    store = features_of(source.classifier, stored(source), source.spec, start_runtime(None))
+    given = usfan.adapt(source, store, "shot", labels=WRONG, tune="new", **{**TINY, "epochs": 15})
+    assert torch.allclose(given.passes.after.probs, frozen.passes.after.probs, atol=1e-5)
+
+
+def stored(source):
+    return engine_store(squares().without_labels(), source.spec, start_runtime(None))
+
+
+def test_a_run_with_labels_goes_on_as_if_nothing_had_been(source, tmp_path, monkeypatch):
+    settings = {**TINY, "label_folds": 2}
+    whole = usfan.adapt(source, squares(), "u-sfan+", labels=WRONG, run=tmp_path / "whole", **settings)
+    plain = RunFolder.save_checkpoint
+
+    def save_and_stop(self, *rest):
+        plain(self, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        usfan.adapt(source, squares(), "u-sfan+", labels=WRONG, run=tmp_path / "run", **settings)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", plain)
+    again = usfan.adapt(source, squares(), "u-sfan+", labels=WRONG, run=tmp_path / "run", resume=True, **settings)
+    assert torch.equal(again.passes.after.probs, whole.passes.after.probs)
+    assert again.history["labels"] == whole.history["labels"]
+
+
+def test_terms_are_told_the_label_in_place_of_the_prediction():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, generator=draw)
+    outputs = Outputs(torch.randn(5, 2), logits, logits.softmax(1), logits.softmax(1), torch.ones(5))
+    given = Given.of_table(torch.tensor([-1, 2, -1, 0, -1]), torch.device("cpu"))
+    told = given.told(outputs)
+    assert told.logits.argmax(1)[[1, 3]].tolist() == [2, 0]
+    assert torch.allclose(told.logits.softmax(1), told.probs)
+    assert torch.allclose(told.probs.sum(1), torch.ones(5))
+    assert told.mutual_information.tolist() == [1, 0, 1, 0, 1]
+    rest = [0, 2, 4]
+    for name in ("logits", "probs", "posterior_probs", "features"):
+        assert torch.equal(getattr(told, name)[rest], getattr(outputs, name)[rest])
+    assert torch.equal(outputs.logits, logits)  # what the pass said stays as it is
+
+
+def test_labelled_images_go_beside_the_batch_and_take_turns(source, monkeypatch):
+    """Batches and their loss terms stay those of the target; the term is the mean cross-entropy of those beside."""
+    seen = []
+    plain = Loop.step
+
+    def step(self, samples, staged=None):
+        seen.append(samples.tolist())
+        return plain(self, samples, staged)
+
+    monkeypatch.setattr(Loop, "step", step)
+    model = usfan.adapt(source, squares(), "shot-im", labels=WRONG, **{**TINY, "epochs": 1, "lr": 0.0})
+    assert {len(samples) for samples in seen} == {8 + 4}  # at most half as many as the batch has
+    beside = [i for samples in seen for i in samples[8:]]
+    counts = {i: beside.count(i) for i in WRONG}
+    assert sum(counts.values()) == len(beside)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert sorted({i for samples in seen for i in samples[:8]}) == list(range(36))
+    assert 0 < model.history["records"][-1]["loss_given"] < 20
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_those_beside():
+    target = random_target()
+    given = Given(torch.tensor([4, 9, 30]), torch.tensor([1, 0, 3]))
+    context = dataclasses.replace(running(PseudoLabels(0.3), target).context, given=given)
+    term = GivenLabels(0.7).started(context)
+    samples = torch.tensor([9, 30])
+    batch = step(target)
+    batch.beside = (samples, target.logits[samples])
+    expected = (
+        sum(cross_entropy(target.logits[i].tolist(), [j == k for j in range(4)]) for i, k in ((9, 0), (30, 3))) / 2
+    )
+    assert float(term(batch)) == pytest.approx(0.7 * expected)
+    labels = PseudoLabels(0.3).started(context)
+    labels.refresh(target)
+    assert labels.labels[given.rows].tolist() == [1, 0, 3]
+
+
+def test_what_the_labels_are_worth(source):
+    """Labels that are left out in turn: the run without any, and the run with the others, by hand."""
+    settings = {**TINY, "label_folds": 3}
+    model = usfan.adapt(source, squares(), "shot", labels=WRONG, **settings)
+    found = model.history["labels"]
+    assert set(found) == {"count", "classes", "before", "without", "left_out", "folds"}
+    plain = usfan.adapt(source, squares(), "shot", **TINY)
+    assert found["without"] == round(100 * taught(plain) / 6, 1)
+    assert torch.equal(model.passes.without, plain.passes.after.logits.argmax(dim=1))
+
+    runs = []
+
+    def again(given):
+        runs.append(None if given is None else set(given.rows.tolist()))
+        predicted = torch.arange(36) % 3  # the truth: no wrong label is learned, those given are
+        if given is not None:
+            given.pin(predicted)
+        return predicted
+
+    given = Given(torch.tensor(list(WRONG)), torch.tensor([model.classes.index(name) for name in WRONG.values()]))
+    figures, without = left_out(given, again, 3, seed=0)
+    assert runs[0] is None
+    assert [len(rows) for rows in runs[1:]] == [4, 4, 4]
+    assert set.intersection(*runs[1:]) == set()
+    assert figures == {"without": 0.0, "left_out": 0.0, "folds": 3}  # what is given is not asked for
+    assert torch.equal(without, torch.arange(36) % 3)
+
+
+def test_figures_are_of_the_images_whose_label_was_not_given(source):
+    model = usfan.adapt(source, squares(), "shot", labels=WRONG, **{**TINY, "label_folds": 2})
+    metrics = adaptation_metrics(model, squares())
+    truth = squares().labels
+    rest = torch.tensor([i for i in range(36) if i not in WRONG])
+    right = (model.passes.after.logits.argmax(1) == truth)[rest].double().mean()
+    assert metrics["after"]["accuracy"] == pytest.approx(100 * float(right))
+    worth = metrics["labels"]["rest"]
+    assert worth["images"] == 30
+    assert worth["with"] == pytest.approx(metrics["after"]["accuracy"], abs=0.01)
+    assert worth["before"] == pytest.approx(metrics["before"]["accuracy"], abs=0.01)
+    assert 0 <= worth["without"] <= 100
+    chosen = {record["path"] for record in usfan.images_to_label(model, 30, squares())}
+    assert chosen.isdisjoint(squares().where(i) for i in WRONG)  # they have a label already
+
+
+@pytest.mark.parametrize("method", ["source-only", "bn-adapt"])
+def test_a_method_that_trains_nothing_refuses_labels(source, method):
+    with pytest.raises(ConfigError, match=f"{method} trains nothing, so labels cannot help it"):
+        usfan.adapt(source, squares(), method, labels=WRONG)
+
+
+def test_a_weight_of_nothing_and_all_images_labelled(source):
+    every = {i: "abc"[i % 3] for i in range(36)}
+    model = usfan.adapt(source, squares(), "shot", labels=every, **{**TINY, "label_folds": 0})
+    assert adaptation_metrics(model, squares())["after"]["accuracy"] > 90
+    with pytest.raises(ConfigError, match="given_label_weight"):
+        usfan.adapt(source, squares(), labels=every, given_label_weight=-1)
