@@ -45,6 +45,7 @@ from usfan.compute.passes import (
 )
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.stage import Stage
+from usfan.compute.step_memory import check_step_memory
 from usfan.compute.stepper import Stepper
 from usfan.config import AdaptConfig, RuntimeConfig
 from usfan.data.cache import PixelStore
@@ -109,6 +110,8 @@ def adapt(
     if config.guard and row.adapts and images.pixels.ndim == 4:
         used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
         judge = choose_judge(source, used)
+    if config.tune != "new" and row.terms and not isinstance(store, FeatureStore):
+        check_step_memory(source.classifier, source.spec, config.batch_size, engine)
     own = (source, store, config, row, engine, run, progress, seen, judge, images, reason)
     if few is None:
         return Adaptation(*own).run()

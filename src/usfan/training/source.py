@@ -20,6 +20,7 @@ from usfan.compute.loop import Batch, Loop, Progress
 from usfan.compute.passes import Feeder, engine_store, forward_store, prepare
 from usfan.compute.runtime import Runtime, permutation, seed_everything, start_runtime
 from usfan.compute.stage import Stage
+from usfan.compute.step_memory import check_step_memory
 from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
@@ -71,6 +72,8 @@ def train_source(
     if config.tune == "new":
         seen = store if isinstance(store, FeatureStore) else features_of(classifier, store, spec, engine)
         trained = on_features(classifier)
+    else:
+        check_step_memory(classifier, spec, config.batch_size, engine)
     summary = Training(trained, seen, spec, config, engine, run, progress).run()
     if trained is not classifier:
         settle_layout(classifier, engine)
