@@ -217,6 +217,21 @@ def test_a_config_that_asks_for_much(place, value, what, tmp_path):
     assert time.perf_counter() - began < 5
 
 
+def test_a_network_whose_tensors_are_not_there_is_not_run(tmp_path, monkeypatch):
+    """Not even as a sketch: on torch's meta device this one, made of LSTMs, takes seconds for an image."""
+
+    def run(*_):
+        raise AssertionError("the network was run")
+
+    monkeypatch.setattr("timm.models.sequencer.Sequencer2d.forward", run)
+    folder = tiny_model().save(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["architecture"]["backbone"] = "sequencer2d_s"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArtifactError, match=r"is missing|has shape"):
+        SourceModel.load(folder)
+
+
 def test_a_larger_budget_allows_it(tmp_path):
     from usfan.budget import budget
 

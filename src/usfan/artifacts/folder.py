@@ -29,7 +29,7 @@ from usfan.models.hub import hub_or_cache
 from usfan.posterior.ensemble import Ensemble
 from usfan.posterior.heads import Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.tensor_file import check_header, check_values, open_tensors_in
+from usfan.tensor_file import Expected, check_header, check_values, open_tensors_in
 
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
 ENSEMBLE = "ensemble.safetensors"
@@ -164,62 +164,76 @@ def near(path: Path) -> str:
 
 
 def build_classifier(config: ModelConfig, folder: Folder, module: nn.Module | None) -> Classifier:
-    """First without memory, to know every name, shape and dtype; for real when the file is seen to hold just these."""
+    """First without memory, to know every name, shape and dtype; what an image costs is asked if the file is seen to
+    hold just these, and only then is the network made."""
     path = folder.path
     file = path / "model.safetensors"
     if "module" in config.architecture and (module is not None or "timm" not in config.architecture):
         given = wrap_given(config, path, module)
-        expected = given.state_dict()
+        with open_tensors_in(folder, file.name) as tensors:
+            state = checked_state(file, tensors, given)
     else:
         if module is not None:
             name = config.architecture["backbone"]
             raise ArtifactError(f"{path}/config.json: architecture: this model is {name!r}; no module is needed")
-        given = None
-        with torch.device("meta"):
-            sketch = new_classifier(config, path)
-        check_input(sketch, config, path)
-        expected = sketch.state_dict()
-    with open_tensors_in(folder, file.name) as tensors:
-        check_header(file, tensors, {k: (tuple(v.shape), v.dtype) for k, v in expected.items()})
-        classifier = new_classifier(config, path) if given is None else given
-        state = {name: tensors.get_tensor(name) for name in expected}
+        with open_tensors_in(folder, file.name) as tensors:
+            width = stored_width(tensors, config)
+            with torch.device("meta"):
+                sketch, native = new_classifier(config, path, width)
+            check_header(file, tensors, shapes_of(sketch))
+            check_input(sketch, native, config, path)
+            state = checked_state(file, tensors, sketch)
+        given = new_classifier(config, path, width)[0]
+    given.load_state_dict(state)
+    return given
+
+
+def shapes_of(classifier: Classifier) -> Expected:
+    return {name: (tuple(value.shape), value.dtype) for name, value in classifier.state_dict().items()}
+
+
+def checked_state(file: Path, tensors: Any, classifier: Classifier) -> dict[str, Tensor]:
+    """The tensors of a file, if they are those of this classifier."""
+    expected = shapes_of(classifier)
+    check_header(file, tensors, expected)
+    state = {name: tensors.get_tensor(name) for name in expected}
     check_values(file, state)
-    classifier.load_state_dict(state)
-    return classifier
+    return state
 
 
-def new_classifier(config: ModelConfig, path: Path) -> Classifier:
+def stored_width(tensors: Any, config: ModelConfig) -> int:
+    """How many features the backbone gives, as the file has it; the header and the sketch then show whether that is so.
+    To ask the network itself takes seconds for some."""
+    name = "bottleneck.0.weight"
+    shape = tensors.get_slice(name).get_shape() if name in tensors.keys() else ()  # noqa: SIM118
+    return int(shape[1] if len(shape) == 2 else config.posterior["features"])
+
+
+def new_classifier(config: ModelConfig, path: Path, width: int) -> tuple[Classifier, InputSpec]:
+    """The network, and the input that it is made for."""
     a, classes, channels = config.architecture, len(config.classes), config.spec.channels
     try:
         if "timm" in a:
-            return WrappedClassifier(timm_model(a["timm"], num_classes=classes), a["head"])
-        backbone = create_backbone(a["backbone"], "none", channels=channels)
+            model = timm_model(a["timm"], num_classes=classes)
+            return WrappedClassifier(model, a["head"]), timm_spec(model, channels)
+        backbone = create_backbone(a["backbone"], "none", channels=channels, features=width)
         options = {k: a[k] for k in ("bottleneck", "dropout", "head_bias", "head_norm")}
-        return Classifier(backbone.module, backbone.features, classes, **options)
+        return Classifier(backbone.module, backbone.features, classes, **options), backbone.spec
     except UsfanError as error:
         raise ArtifactError(f"{path}/config.json: architecture: {error}") from None
 
 
-def check_input(sketch: Classifier, config: ModelConfig, path: Path) -> None:
+def check_input(sketch: Classifier, native: InputSpec, config: ModelConfig, path: Path) -> None:
     """Whether the network takes images of the size that the config says, and what one costs; nothing is allocated."""
     spec = config.spec
     try:
-        check_image_cost(sketch.eval(), spec, native_spec(config), f"{path}/config.json")
+        check_image_cost(sketch.eval(), spec, native, f"{path}/config.json")
     except ArtifactError:
         raise
     except Exception as error:  # the network's own
         reason = shown((str(error).strip().splitlines() or [type(error).__name__])[0], 300)
         shape = f"{spec.channels}×{spec.size}×{spec.size}"
         raise ArtifactError(f"{path}/config.json: input: {shape} images do not fit the network: {reason}") from None
-
-
-def native_spec(config: ModelConfig) -> InputSpec:
-    """What the network is made for."""
-    a = config.architecture
-    with torch.device("meta"):
-        if "timm" in a:
-            return timm_spec(timm_model(a["timm"], num_classes=len(config.classes)), config.spec.channels)
-        return create_backbone(a["backbone"], "none", channels=config.spec.channels).spec
 
 
 def wrap_given(config: ModelConfig, path: Path, module: nn.Module | None) -> WrappedClassifier:

@@ -54,16 +54,19 @@ class Backbone:
     """Dropout that belongs after its bottleneck."""
 
 
-def create_backbone(name: str, pretrained: str = "auto", channels: int | None = None) -> Backbone:
-    """The network without its classifier. `pretrained`: `resolve_pretrained`."""
+def create_backbone(
+    name: str, pretrained: str = "auto", channels: int | None = None, features: int | None = None
+) -> Backbone:
+    """The network without its classifier. `pretrained`: `resolve_pretrained`. If its features are not known, a sketch
+    of it is asked for them."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
     more: dict[str, Any] = {} if channels is None else {"in_chans": channels}
     model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
-    with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
-        sketch = timm_model(name, num_classes=0, **more)
-        spec = timm_spec(sketch, channels or 3)
-        features = probe_features(sketch, spec)
+    spec = timm_spec(model, channels or 3)
+    if features is None:
+        with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
+            features = probe_features(timm_model(name, num_classes=0, **more), spec)
     source = resolve_pretrained(name, pretrained)
     if source is not None:
         load_weights(model, source)
