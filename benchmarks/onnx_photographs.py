@@ -88,7 +88,6 @@ def main() -> None:
     chosen = np.random.default_rng(0).permutation(len(paths))[: given.count]
     data = usfan.ImageData([paths[i] for i in chosen], labels=[labels[i] for i in chosen])
     half = data.subset(torch.arange(0, len(data), 2))
-    half.require_classes(31)
     model = fitted_model(half)
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"

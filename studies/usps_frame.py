@@ -37,12 +37,14 @@ def main() -> None:
     mnist, usps = (np.load(options.data / f"{name}.npz") for name in ("mnist", "usps"))
     pixels, labels = torch.from_numpy(mnist["x_train"][:IMAGES]), torch.from_numpy(mnist["y_train"][:IMAGES]).long()
     settings = {"backbone": "lenet", "epochs": EPOCHS, "dropout": 0.5, "backbone_lr_scale": 1.0, "augment": "none"}
-    model = train_source(PixelStore.from_tensor(pixels[:, None], labels, CLASSES), runtime=runtime, **settings)
+    model = train_source(
+        PixelStore(pixels[:, None], torch.arange(len(pixels)), labels, CLASSES), runtime=runtime, **settings
+    )
     digits, truth = torch.from_numpy(usps["x_test"])[:, None].float(), torch.from_numpy(usps["y_test"]).long()
     for side in SIDES:
         small = F.interpolate(digits, size=side, mode="bilinear", align_corners=False)
         framed = F.pad(small, ((28 - side) // 2,) * 4).round().clamp(0, 255).byte()
-        _, logits = forward_store(model.classifier, PixelStore.from_tensor(framed), model.spec, runtime)
+        _, logits = forward_store(model.classifier, PixelStore(framed, torch.arange(len(framed))), model.spec, runtime)
         print(f"{side} of 28 pixels: {100 * float((logits.argmax(dim=1) == truth).double().mean()):.1f} %")
 
 

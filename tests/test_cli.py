@@ -150,12 +150,6 @@ def test_a_full_disk_is_a_fault_in_one_line(model, folder, tmp_path, capsys, mon
     assert not list((tmp_path / "cache").glob("*.p*"))
 
 
-def test_decoding_on_a_gpu_needs_one(refused, model, folder, tmp_path):
-    line = refused("adapt", model, folder, "--out", tmp_path / "run", "--set", "decode=gpu", *TINY)
-    assert "--decode gpu" in line
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_file_that_cannot_be_written_is_a_fault_in_one_line(model, folder, capsys):
     assert usfan("predict", model, folder, "--out", "/proc/nowhere/table.csv", *TINY) == 1
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

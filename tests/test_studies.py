@@ -52,7 +52,7 @@ def small_store(count: int = 24, seed: int = 0) -> PixelStore:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
     pixels = torch.randint(256, (count, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    return PixelStore.from_tensor(pixels, labels, ("a", "b|c", "<d>"))
+    return PixelStore(pixels, torch.arange(len(pixels)), labels, ("a", "b|c", "<d>"))
 
 
 @pytest.fixture(scope="module")

@@ -42,13 +42,12 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "32", "bf16"),
     "compile": ("auto", "graph", "on", "off"),
-    "decode": ("cpu", "gpu"),
 }
 """What fields of few values may hold."""
 ADVANCED = frozenset(
     {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples", "dropout_rate"}
     | {"given_label_weight", "label_folds"}
-    | {"precision", "compile", "decode", "devices", "nodes", "cache"}
+    | {"precision", "compile", "devices", "nodes", "cache"}
 )
 """Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
 
@@ -77,11 +76,9 @@ class RuntimeConfig:
     """Processes that decode images; chosen by the machine when not given."""
     cache: str | None = None
     """Folder where decoded images are kept between runs; none are kept when not given."""
-    decode: str = "cpu"
-    """cpu, or gpu: JPEG files are decoded by the GPU, faster and to slightly other pixels (train, adapt, posterior)."""
 
     def __post_init__(self) -> None:
-        for name in ("device", "precision", "compile", "decode"):
+        for name in ("device", "precision", "compile"):
             one_of(name, getattr(self, name), CHOICES[name])
         at_least("devices", self.devices, 1)
         at_least("nodes", self.nodes, 1)

@@ -30,8 +30,6 @@ MOST_PARSED = 768 << 20
 """Bytes that a parsed JSON file may take, as estimated from its characters."""
 MOST_YAML = 64 << 10
 """Bytes of a YAML file: settings by name. A parser written in Python takes seconds for more."""
-MOST_TEXT = 256 << 20
-"""Bytes of a log or a list."""
 PARTS = re.compile(r"\..*\.part|\.tmp\w{6}")
 """What killed writers leave: ours, and safetensors' own."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

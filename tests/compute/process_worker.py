@@ -100,7 +100,7 @@ def stacked(name: str, seen: dict[str, list[Tensor]], state: dict[str, Tensor]) 
 def stage_1(runtime: Runtime) -> tuple[SourceModel, dict[str, Tensor]]:
     """157 pictures, 16 held out: four batches of 32 and one of 13."""
     pixels, labels = pictures(157, 0)
-    store = PixelStore.from_tensor(pixels, labels, [str(k) for k in range(CLASSES)])
+    store = PixelStore(pixels, torch.arange(len(pixels)), labels, tuple(str(k) for k in range(CLASSES)))
     with recorded_updates() as seen:
         model = train_source(
             store,
@@ -148,7 +148,7 @@ def stage_2(
     runtime: Runtime, source: SourceModel, name: str, count: int, run: RunFolder | None = None
 ) -> dict[str, Tensor]:
     """151 pictures: four batches of 32 and one of 23. 130: a last batch of two."""
-    store = PixelStore.from_tensor(pictures(count, 1, shift=3)[0])
+    store = PixelStore(pictures(count, 1, shift=3)[0], torch.arange(count))
     settings = {"guard": False, "epochs": 2, "batch_size": 32, "samples": 32, **CASES[name]}
     watch, row = Watch(), METHODS[settings.pop("method")]
     METHODS["watched"] = dataclasses.replace(row, name="watched", terms=(*row.terms, watch))

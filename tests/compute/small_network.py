@@ -30,7 +30,7 @@ def small_classifier() -> Classifier:
 
 
 def small_store(count: int = 30) -> PixelStore:
-    return PixelStore.from_tensor(pictures(count, 0)[0])
+    return PixelStore(pictures(count, 0)[0], torch.arange(count))
 
 
 def take_steps(classifier: Classifier, optimiser: Optimiser, steps: range, tune: str = "all") -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_memory_worker import ROOM
-from PIL import Image
 from process_worker import CLASSES, pictures
 from torch import Tensor
 
@@ -21,9 +20,7 @@ from usfan.compute.passes import Feeder, forward_store
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.stepper import Stepper
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore, open_store
-from usfan.data.decoding.gpu import MEAN_DIFFERENCE
-from usfan.data.sources import ImageData
+from usfan.data.cache import PixelStore
 from usfan.data.views import InputSpec
 from usfan.training.source import train_source
 
@@ -143,32 +140,6 @@ def test_bf16_is_close_and_features_are_float32() -> None:
     assert features.dtype == logits.dtype == torch.float32
     assert float((features - exact_features).abs().mean()) < 0.02 * float(exact_features.abs().mean())
     assert float((logits.argmax(1) == exact_logits.argmax(1)).float().mean()) > 0.9
-
-
-@pytest.mark.shared_data
-def test_jpegs_decoded_by_the_gpu_are_close_to_the_cpus(shared_data: Path, tmp_path: Path) -> None:
-    """Photographs, at their own size and shrunk: the mean difference in levels of 255, and no picture far off."""
-    data = ImageData(shared_data / "office31" / "dslr").subset(range(0, 498, 5))
-    for size in (256, 96):
-        expected = open_store(data, size=size, device="cuda").pixels.int()
-        found = open_store(data, size=size, device="cuda", decode="gpu", cache_dir=tmp_path)
-        again = open_store(data, size=size, device="cuda", decode="gpu", cache_dir=tmp_path)
-        assert found.device.type == "cuda"
-        assert torch.equal(found.pixels, again.pixels)
-        difference = (found.pixels.int() - expected).abs().float()
-        assert float(difference.mean()) < MEAN_DIFFERENCE
-        assert float(difference.mean(dim=(1, 2, 3)).max()) < 3 * MEAN_DIFFERENCE
-
-
-def test_files_that_are_no_plain_jpegs_are_the_cpus_on_the_gpu_too(tmp_path: Path) -> None:
-    pixels = pictures(12, 0)[0][:, 0].numpy()
-    for i, picture in enumerate(pixels):
-        Image.fromarray(picture).save(tmp_path / f"{i:02}.{'png' if i % 2 else 'jpg'}")  # grey, either way
-    (tmp_path / "05.png").write_text("broken")
-    data = ImageData(tmp_path)
-    found = open_store(data, size=24, device="cuda", decode="gpu")
-    assert torch.equal(found.pixels, open_store(data, size=24, device="cuda").pixels)
-    assert [Path(path).name for path in data.unreadable] == ["05.png"]
 
 
 @COMPILING

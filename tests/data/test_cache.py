@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from usfan.data import cache, memory
-from usfan.data.cache import PixelStore, open_store
+from usfan.data.cache import open_store
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError
 
 
 def test_in_memory(two_classes, tmp_path, monkeypatch, assert_holds):
@@ -108,22 +108,6 @@ def test_arrays_are_stored_too(tmp_path, decoded):
         assert (store.pixels[:, 0].numpy() == images).all()
         assert store.paths is None
     assert len(decoded) == 2
-
-
-def test_from_tensor():
-    pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
-    store = PixelStore.from_tensor(pixels, labels=["b", "a", "a", "b", "c"])
-    assert store.pixels is pixels
-    assert store.classes == ("a", "b", "c")
-    assert store.labels.tolist() == [1, 0, 0, 1, 2]
-    assert store.kept.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(PixelStore.from_tensor(pixels / 255).pixels, pixels)
-    assert PixelStore.from_tensor(pixels[:, 0]).pixels.shape == (5, 1, 8, 8)
-    for bad in (pixels[..., :7], pixels[:0], pixels.long(), pixels[0, 0], pixels[:, :2]):
-        with pytest.raises(DataError):
-            PixelStore.from_tensor(bad)
-    with pytest.raises(DataError, match="5 images but 2 labels"):
-        PixelStore.from_tensor(pixels, labels=[0, 1])
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])

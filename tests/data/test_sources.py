@@ -53,8 +53,6 @@ def test_flat_folder_has_no_labels(class_folder):
     assert len(data) == 3
     with pytest.raises(DataError, match="has no labels"):
         data.match_classes(["cat"])
-    with pytest.raises(DataError, match="has no labels"):
-        data.require_classes(2)
     named = ImageData(class_folder / "cat", classes=["cat"])
     assert (named.labels, named.classes) == (None, ("cat",))
 
@@ -87,15 +85,6 @@ def test_bad_folders(tmp_path, class_folder):
     assert len(ImageData(class_folder, unlabelled=True)) == 10
     with pytest.raises(DataError, match="labels= goes with"):
         ImageData(class_folder, labels=[1])
-
-
-def test_one_class_only(class_folder):
-    shutil.rmtree(class_folder / "cat")
-    shutil.rmtree(class_folder / "Bike")
-    data = ImageData(class_folder)
-    data.require_classes(1)
-    with pytest.raises(DataError, match=r"has 1 class \(apple\): at least 2 are needed"):
-        data.require_classes(2)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

@@ -28,8 +28,6 @@ ALLOWED = {
     "data/images.py open": "the user's images, for their digest: 1 MiB of each",
     "data/decoding/decode.py open": "the user's images: a regular file of bounded size",
     "data/decoding/decode.py Image.open": "bytes that were read",
-    "data/decoding/gpu.py open": "the user's images: a regular file of bounded size",
-    "data/decoding/gpu.py Image.open": "bytes that were read",
     "data/decoding/process.py os.open": "/dev/null",
     "data/decoding/process.py mmap.mmap": "the shared memory",
     "data/decoding/pool.py mmap.mmap": "the shared memory",

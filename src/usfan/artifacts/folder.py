@@ -169,7 +169,7 @@ def build_classifier(config: ModelConfig, folder: Folder, module: nn.Module | No
     path = folder.path
     file = path / "model.safetensors"
     if "module" in config.architecture and (module is not None or "timm" not in config.architecture):
-        given = wrap_given(config, path, module)
+        given: Classifier = wrap_given(config, path, module)
         with open_tensors_in(folder, file.name) as tensors:
             state = checked_state(file, tensors, given)
     else:
@@ -205,7 +205,7 @@ def stored_width(tensors: Any, config: ModelConfig) -> int:
     """How many features the backbone gives, as the file has it; the header and the sketch then show whether that is so.
     To ask the network itself takes seconds for some."""
     name = "bottleneck.0.weight"
-    shape = tensors.get_slice(name).get_shape() if name in tensors.keys() else ()  # noqa: SIM118
+    shape: list[int] = tensors.get_slice(name).get_shape() if name in tensors.keys() else []  # noqa: SIM118
     return int(shape[1] if len(shape) == 2 else config.posterior["features"])
 
 

@@ -32,8 +32,6 @@ FEATURE_BATCH = 4_096
 """Batch size of a pass over cached features."""
 SMALL_PICTURES = 64
 """Side of the pictures up to which pooling is most of a network's time."""
-TRY_KERNELS = False
-"""Let cuDNN time its kernels for compiled steps."""
 
 
 class Feeder:
@@ -79,7 +77,6 @@ def engine_store(
             cache_dir=runtime.cache,
             workers=runtime.workers,
             progress=progress or shown.advance,
-            decode=runtime.decode,
         )
 
 
@@ -116,10 +113,8 @@ def forward(
 
 def extract(classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool = False) -> Tensor:
     """Features in float32."""
-    if runtime.device.type == "cuda":
-        if classifier.channels_last and images.ndim == 4:
-            images = images.contiguous(memory_format=torch.channels_last)
-        torch.backends.cudnn.benchmark = compiled and TRY_KERNELS
+    if runtime.device.type == "cuda" and classifier.channels_last and images.ndim == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
     with runtime.autocast():
         features: Tensor = compiled_forward()(classifier, images) if compiled else classifier.extract(images)
     return features.float()

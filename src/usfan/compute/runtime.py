@@ -38,7 +38,6 @@ class Runtime:
     compile: str = "auto"
     workers: int | None = None
     cache: str | None = None
-    decode: str = "cpu"
     rank: int = 0
     world: int = 1
     fabric: Any = field(default=None, repr=False)
@@ -109,8 +108,6 @@ def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: no CUDA device was found; use --device cpu or auto")
-    if kind != "cuda" and config.decode == "gpu":
-        raise ConfigError("--decode gpu: needs a CUDA device; leave it out")
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if kind == "cuda" else "32"
@@ -126,7 +123,7 @@ def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
         rank, world, device = fabric.global_rank, fabric.world_size, fabric.device
     elif kind == "cuda":
         device = torch.device(kind, 0)
-    return Runtime(device, precision, config.compile, config.workers, config.cache, config.decode, rank, world, fabric)
+    return Runtime(device, precision, config.compile, config.workers, config.cache, rank, world, fabric)
 
 
 def keep_freed_memory() -> None:

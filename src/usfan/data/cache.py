@@ -14,24 +14,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import PIL
 import torch
 from torch import Tensor
 
 from usfan.data import cache_file
-from usfan.data.arrays import image_array
 from usfan.data.cache_file import Header
 from usfan.data.decoding.decode import UnreadableImage
-from usfan.data.images import FileImages
-from usfan.data.labels import from_given
 from usfan.data.memory import Place, choose_place
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped, stream
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError
 
 Progress = Callable[[int], None] | None
 
@@ -74,19 +70,6 @@ class PixelStore:
         torch.index_select(self.pixels, 0, index, out=gathered)
         return gathered.to(device, non_blocking=True)
 
-    @classmethod
-    def from_tensor(cls, pixels: Tensor, labels: Any = None, classes: Any = None) -> PixelStore:
-        """A store of square images that are in memory already: uint8 or floats in [0, 1], N×S×S or N×C×S×S."""
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
-            array = torch.from_numpy(image_array(pixels, "pixels"))
-            pixels = array[:, None] if array.ndim == 3 else array.permute(0, 3, 1, 2).contiguous()
-        if pixels.shape[1] not in (1, 3) or pixels.shape[2] != pixels.shape[3] or 0 in pixels.shape:
-            shape = "×".join(map(str, pixels.shape))
-            raise DataError(f"pixels have shape {shape}: expected N×C×S×S, with 1 or 3 channels")
-        own = None if labels is None else from_given(labels, classes, len(pixels), "pixels")
-        names = None if own is None else own.classes
-        return cls(pixels, torch.arange(len(pixels)), None if own is None else own.labels, names)
-
 
 def open_store(
     data: ImageData,
@@ -98,19 +81,16 @@ def open_store(
     memory_share: float = 0.5,
     workers: int | None = None,
     progress: Progress = None,
-    decode: str = "cpu",
 ) -> PixelStore:
     """Decode all images of `data` to size×size, or take them from the file an earlier run kept.
 
     With `cache_dir` the decoded images are kept there. Without it they go to a file only when they do not fit in
-    memory: under $USFAN_CACHE, or ~/.cache/usfan. `workers` and `progress` are those of `stream`. `decode="gpu"` lets
-    the device decode JPEG files in colour: faster, and slightly other pixels (see `gpu_decode`).
+    memory: under $USFAN_CACHE, or ~/.cache/usfan. `workers` and `progress` are those of `stream`.
     """
     if not 0 < memory_share <= 1:
         raise ConfigError(f"memory_share must be above 0 and at most 1, not {memory_share}")
     device = torch.device(device)
-    on_device = decode == "gpu" and channels == 3 and isinstance(data.images, FileImages)
-    build = _Build(data, size, channels, workers, progress, device if on_device else None)
+    build = _Build(data, size, channels, workers, progress)
     place = choose_place(len(data) * channels * size * size, device, memory_share)
     if cache_dir is None and place != "disk":
         return build.in_memory(_room(len(data), build.form, device, place))
@@ -128,13 +108,11 @@ class _Build:
         channels: int,
         workers: int | None,
         progress: Progress,
-        decode_on: torch.device | None = None,
     ):
         self.data = data
         self.form = (channels, size, size)
         self.workers = workers
         self.progress = progress
-        self.decode_on = decode_on
 
     def stream(self, skipped: list[Skipped]) -> Iterator[tuple[Tensor, Tensor]]:
         return stream(
@@ -145,7 +123,6 @@ class _Build:
             workers=self.workers,
             skipped=skipped,
             progress=self.progress,
-            decode_on=self.decode_on,
         )
 
     def in_memory(self, room: Tensor) -> PixelStore:
@@ -179,10 +156,7 @@ class _Build:
 
     def key(self) -> str:
         """Of the images and of all that shapes their pixels."""
-        decoder = ["pillow", PIL.__version__]
-        if self.decode_on is not None:
-            decoder += [self.decode_on.type, version("torchvision")]
-        settings = [self.data.fingerprint(), self.form, cache_file.VERSION, decoder]
+        settings = [self.data.fingerprint(), self.form, cache_file.VERSION, ["pillow", PIL.__version__]]
         return blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
 
     def read(self, path: Path, key: str, device: torch.device, place: Place) -> PixelStore | None:

@@ -164,15 +164,6 @@ class ImageData:
         part._set_labels(Labels(labels, table, True))
         return part
 
-    def require_classes(self, least: int = 2) -> None:
-        """Raise unless at least this many classes have images."""
-        if self.labels is None or self.classes is None:
-            raise DataError(f"{self.name} has no labels: expected class folders, or a list with labels")
-        present = [self.classes[i] for i in self.labels.unique().tolist() if i < len(self.classes)]
-        if len(present) < least:
-            what = "class" if len(present) == 1 else "classes"
-            raise DataError(f"{self.name} has {len(present)} {what} ({some(present)}): at least {least} are needed")
-
     def fingerprint(self) -> str:
         """A hex digest of the images; labels, names and the place of the folder do not count.
 

@@ -51,7 +51,6 @@ def stream(
     indices: Sequence[int] | Tensor | None = None,
     skipped: list[Skipped] | None = None,
     progress: Callable[[int], None] | None = None,
-    decode_on: torch.device | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in the order of `indices` (all, if None).
 
@@ -61,8 +60,7 @@ def stream(
     Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
     where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
-    `progress` is called with the number of images just dealt with. `decode_on` is a device that decodes files in colour
-    (see `gpu_decode`) and holds the pixels.
+    `progress` is called with the number of images just dealt with.
     """
     if size < 1 or batch_size < 1:
         raise DataError(f"size and batch_size must be at least 1, not {size} and {batch_size}")
@@ -73,8 +71,7 @@ def stream(
         raise DataError(f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}")
     lost: list[Skipped] = [] if skipped is None else skipped
     before = len(lost)
-    made = _chunks(data, order, size, channels, workers) if decode_on is None else _on_gpu(data, order, size, decode_on)
-    with closing(made) as chunks:
+    with closing(_chunks(data, order, size, channels, workers)) as chunks:
         yield from _batches(chunks, data, batch_size, lost, progress)
     if order and len(lost) - before == len(order):
         path, reason = lost[before]
@@ -161,14 +158,6 @@ def _chunks(
             yield _Chunk(positions, [None] * len(positions), images.rows(positions))
         else:
             yield _decoded_here(data, positions, size, channels)
-
-
-def _on_gpu(data: ImageData, order: list[int], size: int, device: torch.device) -> Generator[_Chunk, None, None]:
-    from usfan.data.decoding.gpu import BATCH, decode_batch
-
-    for at in range(0, len(order), BATCH):
-        positions = order[at : at + BATCH]
-        yield _Chunk(positions, *decode_batch([data.where(i) for i in positions], size, device))
 
 
 def _decoded_here(data: ImageData, positions: list[int], size: int, channels: int) -> _Chunk:
