@@ -13,6 +13,7 @@ import yaml
 from small_runs import TINY, class_folder, usfan
 from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
+from usfan.compute import features
 from usfan.data.benchmarks.own import own_domains
 from usfan.reproduce.choices import PAPER, own_methods
 
@@ -177,3 +178,17 @@ def test_a_large_study_shows_one_column_for_each_source(tmp_path, monkeypatch):
     assert "11 of 12 cells, about 0 s left" in text
     assert "a→*" in text
     assert "a→b" not in text
+
+
+def test_cells_share_the_features_of_a_backbone_that_does_not_move(sites, tmp_path, monkeypatch):
+    """One pass of the frozen network over each domain's images, whatever the number of methods; then the files go."""
+    passes = []
+    whole = features.parts
+    monkeypatch.setattr(
+        features, "parts", lambda alone, store, *more: passes.append(len(store)) or whole(alone, store, *more)
+    )
+    given = ("--backbone", "tf_efficientnet_lite0", "--source-epochs", 1, "--epochs", 1, *TINY)
+    more = ("--methods", "shot-im", "shot", "--seeds", 0, "--pairs", "garden_2-front door")
+    assert usfan("study", sites, "--out", tmp_path / "study", *given, *more) == 0
+    assert passes == [12, 12]
+    assert not (tmp_path / "study" / "features").exists()

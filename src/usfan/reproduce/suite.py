@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ OPEN_METRICS = (
 LOGGED = ("method", "task", "seed", "accuracy", "seconds")
 ENTROPY_METHODS = ("shot-im", "u-sfan")
 """Point estimate and posterior of the entropy densities."""
+FEATURES = "features"
+"""Folder of the features that cells share while a study runs."""
 MOST_FIGURES = 6
 """A study of more tasks than this draws no entropy densities."""
 
@@ -222,7 +225,7 @@ class Suite:
         settings = {**own_settings(method, {**usual, **self.settings}), "seed": seed}
         model = self.source_model(source, seed)
         store = self.target_store(source, target, self.benchmark.train_split, model)
-        adapted = adapt(model, store, method, runtime=self.runtime, **settings)
+        adapted = adapt(model, store, method, runtime=self.engine, **settings)
         row = {"method": method, "task": f"{source}→{target}", "seed": seed, "seconds": adapted.history["seconds"]}
         row |= self.score(adapted, source, target, store)
         row |= self.curves(adapted, store)
@@ -289,7 +292,7 @@ class Suite:
         pair = next(pair for pair in self.pairs if pair[0] == source)
         classes = self.found.class_split(self.setting, *pair).source
         store = self.load_store(source, self.benchmark.train_split, spec.resize, spec.channels, classes)
-        model = train_source(store, runtime=self.runtime, **settings)
+        model = train_source(store, runtime=self.engine, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
         model.save(folder)
 
@@ -314,7 +317,7 @@ class Suite:
             data = load_domain(self.benchmark, self.found.root, domain, split, classes=classes)
             if known is not None:
                 data = data.match_classes(known, open_set=self.setting == "open")
-            self.stores[key] = open_store(
+            store = open_store(
                 data,
                 size=size,
                 channels=channels,
@@ -322,7 +325,23 @@ class Suite:
                 cache_dir=self.runtime.cache,
                 workers=self.runtime.workers,
             )
+            images = f"{data.fingerprint()} {size} {channels}"
+            self.stores[key] = dataclasses.replace(store, key=store.key or blake2b(images.encode()).hexdigest())
         return self.stores[key]
+
+    @property
+    def engine(self) -> Runtime:
+        """The runtime that keeps features in the study's folder, unless there is a cache: cells whose backbone does not
+        move share them, on Ray too."""
+        return dataclasses.replace(self.runtime, cache=self.runtime.cache or str(self.out / FEATURES))
+
+    def drop_features(self) -> None:
+        """No cell needs them any more."""
+        if (self.out / FEATURES).is_dir():
+            with Folder(self.out) as folder, folder.inner(FEATURES) as kept:
+                for name in kept.names():
+                    kept.remove(name)
+            (self.out / FEATURES).rmdir()
 
     def rows(self) -> list[dict[str, Any]]:
         paths = [self.cell_path(*cell) for cell in self.cells()]
@@ -343,6 +362,7 @@ class Suite:
         table_figure(table, self.out / "table.png")
         self.entropy_figures()
         print("\n".join(filter(None, (table.to_markdown(), write_agreement(self)))))
+        self.drop_features()
         say(f"{write_report([self.out])}: the tables and figures on one page")
         return table
 
