@@ -57,6 +57,7 @@ ALLOWED = {
     "reproduce/digits.py np.loadtxt": "bytes that were read",
     "reproduce/agreement.py unlink": "its own tables: of a link, the link goes",
     "reproduce/command.py Suite.open": "no file",
+    "reproduce/suite.py rmdir": "the folder of features that this study made",
     "reproduce/cluster.py Suite.open": "no file",
     "reproduce/toy/figure.py savefig": "to a part that `whole_file` made",
     "reproduce/suite_figure.py savefig": "to a part that `whole_file` made",

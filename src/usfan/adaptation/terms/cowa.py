@@ -28,7 +28,8 @@ from usfan.scoring.objectives import global_mean, soft_cross_entropy
 from usfan.scoring.outputs import Outputs
 
 RIDGE = 1e-6
-"""Added to the diagonal of each covariance."""
+"""Added to the diagonal of each covariance: `--epsilon` of the authors' image_target_CoWA.py (Jhyun17/CoWA-JMDS), which
+adds a hundred times as much if a covariance cannot be inverted in float32. Here float64 takes care of that."""
 
 
 @dataclass
