@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from usfan.adaptation.methods import METHODS
 from usfan.artifacts.model import SourceModel
 from usfan.compute import features
 from usfan.data.benchmarks.own import own_domains
+from usfan.reproduce import live
 from usfan.reproduce.choices import PAPER, own_methods
 
 QUICK = ("--backbone", "digits-cnn", "--source-epochs", 1, "--epochs", 1, "--batch-size", 8, *TINY)
@@ -167,8 +169,6 @@ def test_threads_of_a_cell(sites, tmp_path, monkeypatch):
 def test_a_large_study_shows_one_column_for_each_source(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from usfan.reproduce import live
-
     screen = io.StringIO()
     monkeypatch.setattr(live, "console", Console(file=screen, force_terminal=True, width=120))
     root = domains(tmp_path / "sites", "a", "b", "c", "d", images=2)
@@ -192,3 +192,25 @@ def test_cells_share_the_features_of_a_backbone_that_does_not_move(sites, tmp_pa
     assert usfan("study", sites, "--out", tmp_path / "study", *given, *more) == 0
     assert passes == [12, 12]
     assert not (tmp_path / "study" / "features").exists()
+
+
+def test_the_time_left_counts_source_models_and_methods_apart(monkeypatch):
+    """Two seeds, two sources: 100 s to train each model, then 10 s for shot and 30 s for lsc."""
+    cells = [(seed, s, t, m) for seed in (0, 1) for s, t in ("ab", "ba") for m in ("shot", "lsc")]
+    pairs = (("a", "b"), ("b", "a"))
+    made = types.SimpleNamespace(seeds=(0, 1), pairs=pairs, methods=("shot", "lsc"), cells=lambda: cells, on_cell=None)
+    made.setting, made.benchmark = "closed", types.SimpleNamespace(metric="accuracy")
+    clock = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    table, said = live.LiveTable(made), []
+    for number, (seed, source, target, method) in enumerate(cells):
+        clock[0] += (0 if number % 2 else 100 if number else 500) + {"shot": 10, "lsc": 30}[method]  # 400 s of decoding
+        row = {"seed": seed, "task": f"{source}→{target}", "method": method, "seconds": 5.0, "accuracy": 50.0}
+        table.show(row, True)
+        said.append(table.left())
+    assert said[0] == ", about 25 min 50 s left"  # no other model to go by yet
+    assert said[2:5] == [", about 5 min 10 s left", ", about 4 min 40 s left", ", about 2 min 50 s left"]
+    assert said[-1] == ""
+    table.rows.pop()
+    clock[0] += 7  # of the last cell
+    assert table.left() == ", about 23 s left"

@@ -246,8 +246,8 @@ METHODS.add(
     )
 )
 # SGD, momentum 0.9, lr 2.5e-4 for batches of 64, no weight decay: so TENT is run on ImageNet-C with a ResNet-50 by
-# mr-eggplant/EATA (main.py) and mariodoebler/test-time-adaptation (cfgs/imagenet_c/tent.yaml). The authors' own example,
-# on CIFAR-10-C with batches of 200, takes Adam and 1e-3 (DequanWang/tent, cfgs/tent.yaml).
+# mr-eggplant/EATA (main.py) and mariodoebler/test-time-adaptation (cfgs/imagenet_c/tent.yaml). The authors' own
+# example, on CIFAR-10-C with batches of 200, takes Adam and 1e-3 (DequanWang/tent, cfgs/tent.yaml).
 METHODS.add(
     Method(
         "tent",

@@ -23,8 +23,11 @@ class LiveTable(AbstractContextManager["LiveTable"]):
     """On a terminal a table that fills up; elsewhere a line per cell."""
 
     def __init__(self, study: Suite) -> None:
-        self.study, self.rows = study, []  # type: ignore[var-annotated]
-        self.started, self.fresh = time.monotonic(), []  # type: ignore[var-annotated]
+        self.study = study
+        self.rows: list[dict[str, Any]] = []
+        self.last = time.monotonic()
+        self.fresh: list[tuple[dict[str, Any], float, bool]] = []
+        """Cells that were run now, seconds since the one before, and whether each was the first of its source model."""
         self.total = len(study.seeds) * len(study.pairs) * len(study.methods)
         self.live = Live(console=console, get_renderable=self.table) if console.is_terminal else None
 
@@ -39,9 +42,11 @@ class LiveTable(AbstractContextManager["LiveTable"]):
 
     def show(self, row: dict[str, Any], fresh: bool) -> None:
         """A finished cell; `fresh` if it was run now, not found."""
-        self.rows.append(row)
         if fresh:
-            self.fresh.append((row, time.monotonic()))
+            first = group(row) not in map(group, self.rows)
+            self.fresh.append((row, time.monotonic() - self.last, first))
+        self.last = time.monotonic()
+        self.rows.append(row)
         if self.study.on_cell is not None:
             self.study.on_cell(row)
         if self.live is not None:
@@ -54,22 +59,21 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return f"{len(self.rows)}/{self.total}"
 
     def left(self) -> str:
-        """The cells to come take as long as those of their method did, source models included, side by side or not."""
-        missing = self.total - len(self.rows)
-        if not self.fresh or not missing:
+        """From the times between cells so far. Those of a source model's first cell are counted apart: training, and
+        decoding if the images are new, come before it."""
+        seen = {group(row) for row in self.rows}
+        done = {(*group(row), row["task"], row["method"]) for row in self.rows}
+        rest = [cell for cell in self.study.cells() if (*cell[:2], f"{cell[1]}→{cell[2]}", cell[3]) not in done]
+        if not self.fresh or not rest:
             return ""
-        cost = {method: self.seconds(method) for method in self.study.methods}
-        done = sum(cost[row["method"]] for row, _ in self.fresh)
-        each = len(self.study.seeds) * len(self.study.pairs)
-        rest = sum(cost[m] * (each - sum(row["method"] == m for row in self.rows)) for m in self.study.methods)
-        last = self.fresh[-1][1]
-        whole = (last - self.started) * rest / max(done, 1e-9)
-        return f", about {duration(max(0.0, whole - (time.monotonic() - last)))} left"
-
-    def seconds(self, method: str) -> float:
-        """Mean of the cells of a method, or of all if it has none yet; a cell takes a moment besides."""
-        own = [row["seconds"] for row in self.rows if row["method"] == method]
-        return 0.05 + statistics.fmean(own or [row["seconds"] for row in self.rows])
+        firsts = [took for _, took, first in self.fresh if first]
+        others = [(row["method"], took) for row, took, first in self.fresh if not first]
+        usual = statistics.fmean([took for _, took in others] or [row["seconds"] for row in self.rows])
+        costs = {m: statistics.fmean([t for name, t in others if name == m] or [usual]) for m in self.study.methods}
+        new = {cell[:2] for cell in rest} - seen
+        start = statistics.fmean(firsts[1:] or firsts or [usual])
+        whole = sum(costs[cell[3]] for cell in rest) + len(new) * max(0.0, start - usual)
+        return f", about {duration(max(0.0, whole - (time.monotonic() - self.last)))} left"
 
     def figure(self, row: dict[str, Any]) -> float:
         return float(row["os" if self.study.setting == "open" else self.study.benchmark.metric])
@@ -95,3 +99,8 @@ class LiveTable(AbstractContextManager["LiveTable"]):
             if r["method"] == method and (r["task"].startswith(start) if start != column else r["task"] == column)
         ]
         return f"{statistics.fmean(found):.1f} ({len(found)})" if found else "·"
+
+
+def group(row: dict[str, Any]) -> tuple[int, str]:
+    """Seed and source: the source model of a cell."""
+    return row["seed"], row["task"].split("→")[0]
