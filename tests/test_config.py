@@ -92,6 +92,9 @@ def test_what_is_not_allowed(given):
 
 
 def test_the_paper_preset_is_the_paper_to_the_letter_and_flags_go_on_top():
+    for name, own in (("paper", "u-sfan"), ("shot", "shot"), ("default", "u-sfan++")):
+        assert resolve({"preset": name}, pretrained=True, classes=31, witness=True)[1].name == own
+    assert resolve({"preset": "paper", "method": "shot-im"}, pretrained=True, classes=31)[1].name == "shot-im"
     config, method = resolved({"preset": "paper"})
     own = method.settings()
     literal = (config.prior, own["refresh"], own["normalise_weights"], own["objective_scale"], own["temperature"])

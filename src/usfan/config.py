@@ -196,7 +196,7 @@ class AdaptConfig(OptimiserConfig):
     guard: bool = True
     """Keep the source model if the guard finds that adaptation did harm; off keeps the last iterate."""
     preset: str = "default"
-    """default, paper (its literal settings) or shot (the recipe's)."""
+    """default, paper (u-sfan with its literal settings) or shot (the recipe's). --method names another method."""
     augment: str | None = None
     """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
     samples: int = 128

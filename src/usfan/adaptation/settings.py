@@ -21,15 +21,16 @@ def resolve(
     own; `open_set` and `partial_set` are short forms of `setting`."""
     given = {name: value for name, value in given.items() if value is not None}
     given = with_setting(given)
+    preset = read_preset(str(given.get("preset", "default")), "adapt")
     if given.get("method", "auto") == "auto":
-        given["method"] = "u-sfan++" if witness and given.get("witness") != "none" else "u-sfan"
+        usual = "u-sfan++" if witness and given.get("witness") != "none" else "u-sfan"
+        given["method"] = preset.get("method", usual)
     method = find_method(str(given["method"]))
     fields = {f.name for f in dataclasses.fields(AdaptConfig)}
     own = {name: value for name, value in given.items() if name not in fields}
     for name in own:
         if name not in method.settings():
             refuse(name, method, fields)
-    preset = read_preset(str(given.get("preset", "default")), "adapt")
     base = {name: value for name, value in {**method.stage, **preset}.items() if name in fields}
     config = make_config(AdaptConfig, {**base, **{n: v for n, v in given.items() if n in fields}})
     chosen = {name: value for name, value in preset.items() if name in method.settings()}
