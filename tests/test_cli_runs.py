@@ -148,7 +148,7 @@ def test_a_run_to_go_on_with_may_be_a_strangers(refused, model, folder, tmp_path
     config = yaml.safe_load((out / "config.yaml").read_text())
     for more, words in (
         ({"epochs": "many"}, "whole number"),
-        ({"no_such": 1}, "no_such"),
+        ({"no_such": 1}, "a setting 'no_such' that this version does not know: it was begun by another version"),
         ({"module": "os:getcwd"}, "module os:getcwd, not none"),
     ):
         (out / "config.yaml").write_text(yaml.safe_dump({**config, **more}))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import time
 import types
 
 import numpy as np
 import pytest
 
 import usfan
+from small_runs import TINY, class_folder
 from usfan import progress
 from usfan.config import RuntimeConfig
 from usfan.errors import ConfigError
@@ -111,3 +114,19 @@ def test_whole_numbers_stay_whole(capsys):
     said = capsys.readouterr().err
     for shown in (r"epochs +│ +4 ", r"accuracy +│ +91\.23", r"ece +│ +0\.01234", r"kept epoch +│ +12,345"):
         assert re.search(shown, said), said
+
+
+def test_a_training_that_is_killed_has_left_its_progress_in_the_log(tmp_path):
+    """A process of its own with its output in a file, as in a batch job."""
+    folder, log = class_folder(tmp_path / "squares", images=4), tmp_path / "log.txt"
+    words = ["train", folder, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 100_000, *TINY]
+    with log.open("w") as file:
+        command = [sys.executable, "-m", "usfan", *map(str, words)]
+        process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while "epoch" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.kill()
+        process.wait()
+    line = next(line for line in log.read_text().splitlines() if "epoch" in line)
+    assert re.match(r"training: [\d,]+ of 1,100,000 images, epoch \d+ of 100000, loss", line)

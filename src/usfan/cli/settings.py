@@ -169,6 +169,7 @@ def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
 
 def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """The settings of the run in --out, and whether it has ended; what was given beside --resume must agree with it."""
+    from usfan.cli.parse import is_method_setting
     from usfan.runs.folder import differences, read_run_config
 
     out = Path(settings["out"])
@@ -190,6 +191,12 @@ def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict
         )
     kept = {k: v for k, v in before.items() if v is not None and v != WITHHELD and k not in ("command", "module")}
     must_be_known(command, kept)
+    for strange in kept.keys() - command.names() - {"setting"}:
+        if not is_method_setting(strange):
+            raise ConfigError(
+                f"{out} has a setting '{shown(strange, 80)}' that this version does not know: it was begun by another "
+                "version; choose another --out"
+            )
     return checked(name, command, {**kept, **settings}), (out / "metrics.json").is_file()
 
 
