@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make install
+# make demo | make test | make docs | make lint | make install
 # Needs Python 3.11+ and make. Everything lands in .venv; a second call does nothing.
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ EXTRAS := demo,offline,onnx,test,lint,docs
 # loadgroup keeps the tests that share a local Ray in one process.
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
-.PHONY: install demo test test-lowest test-newest sbom lint format clean
+.PHONY: install demo test test-lowest test-newest sbom docs lint format clean
 
 install: $(STAMP)
 
@@ -46,6 +46,11 @@ test-newest: install
 SBOM ?= build/sbom.json
 sbom: install
 	$(BIN)/python tests/reliability/sbom.py $(SBOM)
+
+# The site, in build/site. A broken link or reference is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,9 +1,10 @@
-"""The tables of docs/results.md, from the rows saved in docs/results/.
+"""The tables of the README and of every page under docs/, from the rows saved in docs/results/.
 
-A test checks that the page holds them as they are.
+A page marks the place of a table by two comments, `<!-- table NAME -->` and `<!-- end -->`. A test checks that the text
+between them is what this file computes.
 
-.venv/bin/python docs/make_tables.py            # print them
-.venv/bin/python docs/make_tables.py --write    # put them into docs/results.md
+.venv/bin/python docs/make_tables.py            # print the tables
+.venv/bin/python docs/make_tables.py --write    # put them into their pages
 """
 
 from __future__ import annotations
@@ -56,16 +57,6 @@ def open_set_table() -> str:
         own = [r for r in rows if r["method"] == method]
         lines.append([method, *(over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in OPEN_FIGURES)])
     return markdown(["method", *OPEN_FIGURES.values()], lines)
-
-
-def open_set_earlier_table() -> str:
-    rows = load("office31-open-earlier.json")["rows"]
-    figures = {"os": "OS", "hos": "HOS", "auroc_unknown": "AUROC"}
-    lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == method]
-        lines.append([method, *(over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in figures)])
-    return markdown(["method", *figures.values()], lines)
 
 
 def open_set_scores_table() -> str:
@@ -163,9 +154,17 @@ def closed_set_table(rows: list[dict] | None = None, key: str = "method") -> str
     lines = []
     for name in dict.fromkeys(r[key] for r in rows):
         own = [r for r in rows if r[key] == name]
-        cells = [over_seeds(by_seed([r for r in own if r["task"] == t], lambda r: r["accuracy"])) for t in tasks]
+        cells = [f"{statistics.fmean(r['accuracy'] for r in own if r['task'] == t):.1f}" for t in tasks]
         lines.append([name, *cells, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
     return markdown([key, *tasks, "average"], lines)
+
+
+def fine_tuned_table() -> str:
+    """Averages of the fine-tuned study."""
+    rows = load("office31.json")["rows"]
+    names = dict.fromkeys(r["method"] for r in rows)
+    means = [over_seeds(by_seed([r for r in rows if r["method"] == name], lambda r: r["accuracy"])) for name in names]
+    return markdown(["fine-tuned", *names], [["average", *means]])
 
 
 def variants_table(run: str = "") -> str:
@@ -219,19 +218,16 @@ def seeds_table() -> str:
     return markdown(["case", "above", *(f"{run} run" for run in runs), "mean", "runs of a seed"], lines)
 
 
-def closed_set_averages() -> str:
-    """For the README: mean over tasks and seeds."""
+def peers_table() -> str:
+    """For the README: averages over the six tasks of Office-31, beside what the authors report with ResNet-50."""
+    from usfan.adaptation.methods import METHODS
+
     rows = load("office31-frozen.json")["rows"]
-    names = {
-        "source-only": "source-only",
-        "shot-im": "SHOT-IM",
-        "shot": "SHOT",
-        "u-sfan": "U-SFAN",
-        "u-sfan+": "U-SFAN+",
-        "u-sfan++": "U-SFAN++",
-    }
-    means = {m: statistics.fmean(r["accuracy"] for r in rows if r["method"] == m) for m in names}
-    return ", ".join(f"{names[m]} {mean:.1f}" + (" %" if m == "source-only" else "") for m, mean in means.items())
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = over_seeds(by_seed([r for r in rows if r["method"] == method], lambda r: r["accuracy"]))
+        lines.append([method, own, METHODS[method].published.split("/")[0] or "–"])
+    return markdown(["method", "here", "published"], lines)
 
 
 def repeats_table() -> str:
@@ -419,7 +415,9 @@ def agreement_office31_table() -> str:
 
 
 def times_table() -> str:
-    rows = load("times.json")["rows"]
+    rows = [
+        r for r in load("times.json")["rows"] if r["what"].startswith(("six tasks, 40 source epochs", "closed-set"))
+    ]
     return markdown(["what", "seconds"], [[r["what"], f"{r['seconds']:.1f}"] for r in rows])
 
 
@@ -451,10 +449,24 @@ def digits_open_table() -> str:
     return markdown(["method", *figures.values()], lines)
 
 
+THROUGHPUT = (
+    "plain recipe: PIL, DataLoader, TF32, eager",
+    "ceiling: the compiled, captured step alone",
+    "u-sfan",
+    "shot-im",
+    "u-sfan, weights every step",
+    "u-sfan without compile",
+    "u-sfan without compile and capture",
+)
+"""Cases that the page shows; the rest is in the JSON."""
+
+
 def throughput_table() -> str:
     saved = load("throughput.json")
     lines = []
     for row in saved["suites"]["throughput"]:
+        if row["case"] not in THROUGHPUT:
+            continue
         value = f"{row['value']:,.0f} {row['unit']}"
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.1f}"
         lines.append([f"{row['group']}: {row['case']}", value, ratio, row["note"]])
@@ -486,10 +498,56 @@ def toy_table() -> str:
     return markdown(["method", "mild", "flipped", "strong", "flipped"], lines)
 
 
+def guard_summary_table() -> str:
+    """The guard over all runs of each half."""
+    lines = []
+    for part, title in (("choose", "chosen on"), ("judge", "set aside")):
+        own = load(f"guard-{part}.json")["all"]
+        losses = [own["loss"], own["loss_always_adapting"], own["loss_never_adapting"]]
+        counts = [str(own["below_by_3"]), str(own["thrown_away_5"])]
+        lines.append([title, str(own["runs"]), *(f"{v:.2f}" for v in losses), *counts])
+    header = ["shifts", "runs", "loss", "always adapting", "never adapting", "kept 3 below source", "gains of 5 lost"]
+    return markdown(header, lines)
+
+
+def uncertainty_table() -> str:
+    """Right against wrong, and calibration, of the point estimate and the posterior, over the closed-set runs."""
+    rows = load("office31.json")["rows"]
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        own = [r for r in rows if r["method"] == method]
+        if method == "source-only":
+            found = [r for r in rows if r["method"] == "shot-im"]
+            areas = [statistics.fmean(r["auroc_correct"][f"{k}_before"] for r in found) for k in ("point", "posterior")]
+        else:
+            areas = [statistics.fmean(r["auroc_correct"][f"{k}_after"] for r in own) for k in ("point", "posterior")]
+        errors = [statistics.fmean(r[name] for r in own) for name in ("ece", "posterior_ece")]
+        lines.append([method, *(f"{v:.1f}" for v in (*areas, *errors))])
+    return markdown(["method", "AUROC, point", "AUROC, posterior", "ECE, point", "ECE, posterior"], lines)
+
+
+def label_first_table() -> str:
+    mean = load("label-first.json")["mean"]
+    names = {
+        "source": "source model",
+        "adapted": "adapted, no labels",
+        "random": "random",
+        "doubt": "most doubtful",
+        "clusters": "k-means",
+        "label_first": "`label_first`",
+    }
+    return markdown(["labels", "accuracy"], [[title, f"{mean[name]:.1f}"] for name, title in names.items()])
+
+
+def suite_summary(name: str, *wanted: str) -> str:
+    """The rows of a benchmark's suite whose case contains one of these words."""
+    rows = suite_table(name).splitlines()
+    return "\n".join([*rows[:2], *(row for row in rows[2:] if any(word in row for word in wanted))])
+
+
 TABLES = {
-    "office31": closed_set_table,
+    "office31-fine-tuned": fine_tuned_table,
     "office31-variants": variants_table,
-    "office31-variants-third": functools.partial(variants_table, "-third"),
     "times": times_table,
     "agreement-office31": agreement_office31_table,
     "agreement-usps": functools.partial(agreement_table, "agreement-usps.json"),
@@ -506,18 +564,21 @@ TABLES = {
     "guard": guard_table,
     "estimate": estimate_table,
     "office31-frozen": frozen_table,
-    **{name: functools.partial(suite_table, name) for name in ("startup", "memory", "cpu")},
+    "peers": peers_table,
+    "startup-summary": functools.partial(suite_summary, "startup", "to the first", "first step itself"),
+    "memory-summary": functools.partial(suite_summary, "memory", "peak memory"),
+    "cpu-summary": functools.partial(suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "),
+    "guard-summary": guard_summary_table,
+    "uncertainty": uncertainty_table,
+    "label-first": label_first_table,
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "agreement-digits": agreement_table,
     "office31-labels": labels_table,
     "office31-open": open_set_table,
-    "office31-open-earlier": open_set_earlier_table,
     "office31-open-scores": open_set_scores_table,
     "digits-mnist-usps": mnist_usps_table,
     "office31-shift": shift_table,
-    "office31-shift-two": functools.partial(shift_table, "office31-shift-two.json"),
-    "digits-shift": functools.partial(shift_table, "digits-shift.json"),
     "digits-shift-seeds": shift_seeds_table,
     "office31-plain": plain_table,
     "office31-search-one": functools.partial(search_table, "office31-search-one.json"),
@@ -526,17 +587,25 @@ TABLES = {
 }
 
 
+def pages() -> list[Path]:
+    """The README and all pages of the site."""
+    return [HERE.parent / "README.md", *sorted(HERE.rglob("*.md"))]
+
+
 def main() -> None:
-    page = HERE / "results.md"
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
     for name, make in TABLES.items():
-        table = make()
-        print(f"{name}\n{table}\n")
-        text = re.sub(
-            rf"(<!-- table {name} -->\n).*?(<!-- end -->)", lambda m, t=table: m[1] + t + "\n" + m[2], text, flags=re.S
-        )
+        print(f"{name}\n{make()}\n")
     if "--write" in sys.argv:
-        page.write_text(text, encoding="utf-8")
+        for page in pages():
+            before = page.read_text(encoding="utf-8")
+            after = before
+            for name, make in TABLES.items():
+                if f"<!-- table {name} -->" in after:
+                    marked = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+                    table = make()
+                    after = re.sub(marked, lambda m, t=table: m[1] + t + "\n" + m[2], after, flags=re.S)
+            if after != before:
+                page.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

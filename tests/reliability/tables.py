@@ -1,7 +1,9 @@
-"""The tables of docs/reliability.md, from the figures saved in docs/results/reliability-*.json. A test compares them.
+"""The tables of docs/reliability.md and docs/strangers-files.md, from docs/results/reliability-*.json.
+
+A test compares them.
 
 python tests/reliability/tables.py            # print them
-python tests/reliability/tables.py --write    # put them into the page
+python tests/reliability/tables.py --write    # put them into the pages
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 from measuring import RESULTS
 
-PAGE = RESULTS.parent / "reliability.md"
+PAGES = [RESULTS.parent / name for name in ("reliability.md", "strangers-files.md")]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -60,14 +62,6 @@ def fuzz_table() -> str:
             "outcomes",
         ],
         lines,
-    )
-
-
-def fuzz_kinds_table() -> str:
-    kinds = load("fuzz")["artifacts"]["by_kind"]
-    names = ("refused", "refused to predict", "loaded, predicts")
-    return markdown(
-        ["damage", *names], [[kind, *(number(own.get(n, 0)) for n in names)] for kind, own in kinds.items()]
     )
 
 
@@ -156,7 +150,6 @@ def signals_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "fuzz": fuzz_table,
-    "fuzz-kinds": fuzz_kinds_table,
     "kill": kill_table,
     "disk": disk_table,
     "soak": soak_table,
@@ -167,14 +160,16 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
     for name, make in TABLES.items():
-        table = make()
-        print(f"{name}\n{table}\n")
-        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+        print(f"{name}\n{make()}\n")
     if "--write" in sys.argv:
-        PAGE.write_text(text, encoding="utf-8")
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            for name, make in TABLES.items():
+                pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+                table = make()
+                text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
