@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,15 +95,54 @@ def test_scripts_named_in_the_docs_exist():
             assert (ROOT / name).exists(), f"{page.name}: {name}"
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     pytest.importorskip("material", reason="needs usfan[docs]")
     pytest.importorskip("mkdocstrings", reason="needs usfan[docs]")
-    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out]
     environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    home = (tmp_path / "index.html").read_text(encoding="utf-8")
-    fetched = re.findall(r"""(?:src|href)=["'](https?://[^"']+)""", home)
-    assert not [address for address in fetched if re.search(r"\.(js|css|woff2?)\b|fonts", address)]
-    assert "attach_posterior" in (tmp_path / "api.html").read_text(encoding="utf-8")
-    assert (tmp_path / "search" / "search_index.js").is_file()
+    return out
+
+
+def test_the_site_builds_without_a_warning_and_fetches_nothing(site):
+    assert "attach_posterior" in (site / "api.html").read_text(encoding="utf-8")
+    for page in site.rglob("*.html"):
+        fetched = re.findall(
+            r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""", page.read_text("utf-8")
+        )
+        assert fetched == [], page.name
+
+
+def test_the_site_in_a_browser(site, tmp_path):
+    """From files, without a network: no error, no request, no page wider than a telephone, and a search that finds."""
+    sys.path.insert(0, str(ROOT / "tests" / "report"))
+    from headless import Browser, find_chromium
+
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium")
+
+    def until(script: str) -> object:
+        end = time.monotonic() + 30
+        while not (found := browser.run(script)):
+            assert time.monotonic() < end, script
+            time.sleep(0.05)
+        return found
+
+    with Browser(program, tmp_path) as browser:
+        for name, width in (("results", 400), ("studies/guard", 400), ("index", 1400)):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            browser.call("Emulation.setDeviceMetricsOverride", **size)
+            browser.call("Page.navigate", url=(site / f"{name}.html").as_uri())
+            until(f"location.href.includes('{name}.html') && document.readyState === 'complete'")
+            assert browser.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+        browser.run("const field = document.querySelector('.md-search__input'); field.focus(); field.value = 'guard'")
+        until(
+            "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})), "
+            "document.querySelectorAll('.md-search-result__item').length"
+        )
+        assert browser.errors == []
+        assert [address for address in browser.requests if address.startswith("http")] == []

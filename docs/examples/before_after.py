@@ -38,8 +38,8 @@ def draw(source: Path, adapted: Path, data: Path, out: Path, per_class: int = 2)
                 0.5, height, f"{name}: {names[label]}", transform=axis.transAxes, ha="center", fontsize=9, color=colour
             )
     figures = f"{right[0]:.1f} % right before, {right[1]:.1f} % after adaptation"
-    figure.suptitle(f"{len(images)} unlabelled pictures of a new domain: {figures}", fontsize=11)
-    figure.savefig(out, dpi=90)
+    figure.suptitle(f"{len(images)} unlabelled pictures of a new domain: {figures}", fontsize=11, y=1.05)
+    figure.savefig(out, dpi=90, bbox_inches="tight")
 
 
 if __name__ == "__main__":
