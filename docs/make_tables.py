@@ -230,6 +230,13 @@ def peers_table() -> str:
     return markdown(["method", "here", "published"], lines)
 
 
+def own_domains_table() -> str:
+    """For the README: `usfan study` on Office-31 under other names."""
+    from usfan.reproduce.results import Table
+
+    return Table.build(load("own-domains.json")["rows"], title="").to_markdown().strip().split("\n\n", 1)[1]
+
+
 def repeats_table() -> str:
     """Averages over the six tasks, by run and seed."""
     runs = closed_set_runs()
@@ -565,6 +572,7 @@ TABLES = {
     "estimate": estimate_table,
     "office31-frozen": frozen_table,
     "peers": peers_table,
+    "own-domains": own_domains_table,
     "startup-summary": functools.partial(suite_summary, "startup", "to the first", "first step itself"),
     "memory-summary": functools.partial(suite_summary, "memory", "peak memory"),
     "cpu-summary": functools.partial(suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "),

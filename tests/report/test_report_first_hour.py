@@ -132,7 +132,8 @@ def test_a_study_is_the_table_of_its_cells(tmp_path):
     (study / "config.yaml").write_text("command: reproduce\n")
     (study / "log.jsonl").write_text("")
     page = parse(write_report([study], tmp_path / "page.html"))
-    assert page.one("all-study").rows() == [["source-only", "70.5", "70.5", "70.5"], ["u-sfan", "75.5", "75.0", "75.2"]]
+    assert page.one("all-study").rows() == [["source-only", "70.5", "70.5"], ["u-sfan", "75.5", "75.0"]]
+    assert page.one("all-methods").rows() == [["source-only", "70.5", "0.707"], ["u-sfan", "75.0", "–"]]
     write_json(study / "results.json", {"rows": rows})
     page = parse(write_report([study], tmp_path / "page.html"))
     assert page.one("all-study").rows()[1][2] == "75.5"

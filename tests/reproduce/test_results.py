@@ -8,6 +8,7 @@ import pytest
 
 from usfan.errors import DataError
 from usfan.reproduce.results import Cell, Table, aggregate
+from usfan.reproduce.suite_figure import table_figure
 
 
 def rows_of(values):
@@ -148,11 +149,12 @@ def test_json_holds_everything(office_rows):
     assert content["results"]["u-sfan"]["avg"]["seeds"] == 3
 
 
-def test_names_of_domains_cannot_break_a_table():
+def test_names_of_domains_cannot_break_a_table(tmp_path):
     table = Table.build(rows_of({("shot", "a|b→{c}_~"): [50.0], ("shot", r"d\e→$5"): [60.0]}), title="*own*")
     head, rule, body = table.to_markdown().strip().splitlines()[2:]
     assert head == r"| method | a\|b→{c}_~ | d\\e→$5 | avg |"
     assert [line.replace(r"\|", "").count("|") for line in (head, rule, body)] == [5, 5, 5]
+    table_figure(Table.build(rows_of({("shot", "a$^$b→c"): [50.0]}), title="$_$"), tmp_path / "table.png")
     text = table.to_latex()
     assert r"a|b$\rightarrow$\{c\}\_\textasciitilde{}" in text
     assert r"d\textbackslash{}e$\rightarrow$\$5" in text

@@ -64,6 +64,7 @@ def test_all_pairs_methods_and_seeds_end_in_tables_and_a_report(sites, tmp_path,
     page = (out / "report.html").read_text()
     assert "50% night→garden_2" in page
     assert "Agreement between seeds" in page
+    assert "24 cells: 2 methods, 6 tasks, 2 seeds; digits-cnn on CPU." in page
     settings = yaml.safe_load((out / "config.yaml").read_text())
     assert (settings["command"], settings["data"]) == ("study", str(sites))
     kept = {file: file.read_bytes() for file in (out / "cells").iterdir()}

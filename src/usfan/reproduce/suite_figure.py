@@ -13,6 +13,9 @@ import numpy as np
 from usfan.files import whole_file
 from usfan.reproduce.results import Table
 
+LONGEST = 8
+"""Letters of a task that fit on one line below its bars."""
+
 
 def table_figure(table: Table, path: Path) -> None:
     methods = list(table.cells)
@@ -32,11 +35,17 @@ def table_figure(table: Table, path: Path) -> None:
         axis.plot(places, printed, "_", color="black", markersize=9)
     lowest = min(c.mean for row in table.cells.values() for c in row.values())
     axis.set_ylim(max(0, lowest - 10), 100)
-    axis.set_xticks(np.arange(len(columns)), columns)
+    wide = max(map(len, columns)) > LONGEST
+    axis.set_xticks(np.arange(len(columns)), [plain(c.replace("→", "→\n") if wide else c) for c in columns])
     axis.set_ylabel(table.metric.replace("_", " ") + " (%)")
-    axis.set_title(f"{table.title} (dash: the paper)")
+    axis.set_title(plain(f"{table.title} (dash: the paper)" if table.paper else table.title))
     figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=len(methods))
     axis.spines[["top", "right"]].set_visible(False)
     with whole_file(path) as unfinished:
         figure.savefig(unfinished, dpi=150, format="png")
     plt.close(figure)
+
+
+def plain(text: str) -> str:
+    """Names of folders are no formulas."""
+    return text.replace("$", r"\$")
