@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from usfan.artifacts.model import AdaptedModel, SourceModel
+from usfan.artifacts.model import AdaptedModel, MixtureModel, SourceModel
 from usfan.errors import ConfigError
 from usfan.progress import bar, for_api
 
@@ -112,8 +112,9 @@ def adapt(
     labels: Any = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Adapt a model to images. `settings` are fields of `usfan.config.AdaptConfig`, or settings of the method (`usfan
-    methods NAME` lists them). `module` goes with the folder of a model of your own.
+    """Adapt a model to images, or a list of models that were trained apart and know the same classes: each is adapted,
+    then they are mixed (a `MixtureModel`). `settings` are fields of `usfan.config.AdaptConfig`, or settings of the
+    method (`usfan methods NAME` lists them). `module` goes with the folder of a model of your own.
 
     Labels that the data brings are not used. `labels` are some of your own, for a few of these images: a table with the
     columns path and label, or a mapping from paths (of images in memory: positions) to class names. What they are worth
@@ -126,6 +127,10 @@ def adapt(
     from usfan.compute.runtime import as_runtime
     from usfan.data.few_labels import few_labels
 
+    if isinstance(source, (list, tuple)) and len(source) > 1:
+        options = {"module": module, "runtime": runtime, "device": device, "resume": resume, "labels": labels}
+        return adapt_several(source, data, method, run=run, progress=progress, **options, **settings)
+    source = source[0] if isinstance(source, (list, tuple)) and source else source
     name = str(source) if isinstance(source, (str, Path)) else "a model in memory"
     source, engine = as_model(source, module), as_runtime(runtime, device)
     data = as_data(data)
@@ -154,17 +159,131 @@ def adapt(
     return model
 
 
-def save_adaptation(folder: RunFolder, model: AdaptedModel, data: Any, *, open_set: bool) -> dict[str, Any]:
+def adapt_several(
+    sources: Sequence[Any],
+    data: Any,
+    method: str = "auto",
+    *,
+    module: nn.Module | None = None,
+    runtime: Any = None,
+    device: Any = None,
+    run: Any = None,
+    resume: bool = False,
+    progress: Any = None,
+    labels: Any = None,
+    names: Sequence[str] = (),
+    private: bool = False,
+    **settings: Any,
+) -> MixtureModel:
+    """`adapt` for several sources. The run of each is a folder in `run`: member-1, member-2, … `names` say where the
+    sources come from."""
+    from usfan.adaptation.several import mix_adapted
+    from usfan.artifacts.model import as_model, check_members
+    from usfan.compute.passes import engine_store
+    from usfan.compute.runtime import as_runtime
+
+    names = names or [str(one) if isinstance(one, (str, Path)) else f"source {n + 1}" for n, one in enumerate(sources)]
+    models, engine = [as_model(one, module) for one in sources], as_runtime(runtime, device)
+    must_be_several(models, engine)
+    check_members([(one.classes, one.spec) for one in models])
+    data, given = as_data(data), {"method": method, **settings}
+    config, row = settled(models[0], given)
+    with opened_run(run, member_settings(models[0], names, data, given), "adapt", resume) as (folder, own):
+        if own and folder.finished() is not None:
+            return as_model(folder.path, module)  # type: ignore[return-value]
+        store, images = engine_store(data, models[0].spec, engine), data
+        if not hasattr(data, "without_labels"):  # pixels that were decoded before: each is in its place
+            store = dataclasses.replace(store, kept=torch.arange(len(store)))
+            images = images_of(store)
+        members = []
+        for number, source in enumerate(models):
+            recorded = member_settings(source, names[number], data, given)
+            with opened_run(member_path(folder, number + 1), recorded, "adapt", True) as (part, _):
+                with for_api(progress, f"adapting {number + 1} of {len(models)}") as told:
+                    members.append(adapt_member(source, store, part, engine, told, data, labels, given))
+                if part is not None and part.finished() is None:
+                    save_adaptation(part, members[-1], images, open_set=config.setting == "open", private=private)
+        mixture = mix_adapted(members, config, row, () if private else names)
+        assert mixture.passes is not None
+        if images is data:
+            mixture.passes = dataclasses.replace(mixture.passes, images=data.without_labels())
+        if folder is not None:
+            folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
+            save_adaptation(folder, mixture, images, open_set=config.setting == "open", private=private)
+    return mixture
+
+
+def adapt_member(
+    source: SourceModel, store: Any, run: Any, engine: Any, progress: Any, data: Any, labels: Any, given: dict[str, Any]
+) -> AdaptedModel:
+    """One source of several, adapted; or, if its run had ended before, as it was saved."""
+    from usfan.adaptation.adapt import adapt as run_adaptation
+    from usfan.adaptation.several import with_passes
+    from usfan.artifacts.model import as_model
+    from usfan.data.few_labels import few_labels
+
+    if run is not None and run.finished() is not None:
+        return with_passes(source, as_model(run.path), store, engine)  # type: ignore[arg-type]
+    table = None if labels is None else few_labels(labels, data, source.classes)[store.kept]
+    return run_adaptation(source, store, runtime=engine, run=run, progress=progress, labels=table, **given)
+
+
+def member_settings(source: SourceModel, name: Any, data: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What config.yaml holds of a run with this source."""
+    from usfan.adaptation.settings import recorded_settings
+
+    return {"source": name, "data": data_name(data), **recorded_settings(*settled(source, given))}
+
+
+def member_path(folder: RunFolder | None, number: int) -> Path | None:
+    """The run folder of a member. One that is there must be a folder, not a link."""
+    from usfan.artifacts.folder import MEMBER
+
+    if folder is None:
+        return None
+    name = MEMBER.format(number)
+    with folder.opened() as opened:
+        there = opened.kind(name) != "missing"
+    return folder.inside(name) if there else folder.path / name
+
+
+def settled(source: SourceModel, given: dict[str, Any]) -> Any:
+    """The settings of a run with this model, and its method."""
+    from usfan.adaptation.settings import resolve
+    from usfan.adaptation.witness import has_witness
+
+    named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
+    witness = has_witness(source.architecture, source.summary)
+    return resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
+
+
+def must_be_several(models: Sequence[SourceModel], engine: Any) -> None:
+    from usfan.config_checks import MOST_SOURCES
+
+    if len(models) > MOST_SOURCES:
+        raise ConfigError(f"at most {MOST_SOURCES} sources can be mixed; got {len(models)}")
+    if any(model.kind == "mixture" for model in models):
+        raise ConfigError("a mixture cannot be a source: give its members, the folders member-1, member-2, … in it")
+    if engine.world > 1:
+        raise ConfigError("several sources are adapted in one process: leave --devices and --nodes out")
+
+
+def save_adaptation(
+    folder: RunFolder, model: AdaptedModel, data: Any, *, open_set: bool, private: bool = False
+) -> dict[str, Any]:
     """All that a run folder of `adapt` holds: the model, metrics.json, what was seen of each image, what changed."""
     from usfan.evaluation.changes import write_changes
     from usfan.evaluation.samples import adaptation_metrics, save_samples
 
     data = data.for_model(model.classes, open_set=open_set)
-    model.save(folder.path)
+    model.save(folder.path, private=private)
     if model.alternative is not None:
-        model.alternative.save(folder.inside("adapted"))
-    metrics = adaptation_metrics(model, data, open_set=open_set) | write_changes(folder.path, model, data)
-    save_samples(folder.path, model, data)
+        model.alternative.save(folder.inside("adapted"), private=private)
+    metrics = adaptation_metrics(model, data, open_set=open_set)
+    metrics |= {} if private else write_changes(folder.path, model, data)
+    save_samples(folder.path, model, data, private=private)
+    if private:
+        folder.withhold("source", "data", "labels", "cache", "root")
     folder.save_metrics(metrics)
     folder.drop_checkpoints()
     return metrics

@@ -30,6 +30,8 @@ SETTINGS = ("closed", "open", "partial")
 TUNE = ("affine", "new", "norm", "all")
 UNCERTAINTIES = ("posterior", "point", "mc-dropout", "ensemble")
 """What certainty can come from."""
+MIXINGS = ("evidence", "certainty", "mean", "learned")
+"""How the models of several sources are weighed (`scoring.mixing`)."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 CHOICES = {
@@ -37,6 +39,7 @@ CHOICES = {
     "tune": (*TUNE, "auto"),
     "augment": VIEWS,
     "TrainConfig.uncertainty": UNCERTAINTIES,
+    "mixing": MIXINGS,
     "AdaptConfig.uncertainty": ("auto", *UNCERTAINTIES),
     "damping": ("exact", "factored"),
     "device": ("auto", "cpu", "cuda"),
@@ -46,7 +49,7 @@ CHOICES = {
 """What fields of few values may hold."""
 ADVANCED = frozenset(
     {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples", "dropout_rate"}
-    | {"given_label_weight", "label_folds"}
+    | {"given_label_weight", "label_folds", "mixing"}
     | {"precision", "compile", "devices", "nodes", "cache"}
 )
 """Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
@@ -212,6 +215,8 @@ class AdaptConfig(OptimiserConfig):
     """exact or factored; by default as stored with the source model."""
     dropout_rate: float | None = None
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
+    mixing: str = "evidence"
+    """With several sources, how their models are weighed: evidence, certainty, mean or learned."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,6 +226,7 @@ class AdaptConfig(OptimiserConfig):
         check_seed(self.seed)
         at_least("samples", self.samples, 1)
         one_of("uncertainty", self.uncertainty, choices_of(AdaptConfig, "uncertainty"))
+        one_of("mixing", self.mixing, MIXINGS)
         if self.dropout_rate is not None:
             between("dropout_rate", self.dropout_rate, *DROPOUT_RATES)
         at_least("given_label_weight", self.given_label_weight, 0)

@@ -12,6 +12,8 @@ TEMPERATURES = (1e-3, 1e3)
 DROPOUT_RATES = (1e-3, 0.99)
 MOST_MEMBERS = 64
 """Of an ensemble."""
+MOST_SOURCES = 16
+"""Models of a mixture."""
 MOST_RATE = 1e30
 """Learning rates, momentum and decay: what float32 holds, with room for a product."""
 

@@ -63,7 +63,7 @@ class Folder:
                 raise NotAFile(f"{self.path / name}: not a folder but {self.kind(name)}: take it away") from None
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
         made = object.__new__(Folder)
-        made.path, made.shared, made.fd = self.path / name, None, fd
+        made.path, made.shared, made.fd = self.path / name, self.shared, fd
         return made
 
     def close(self) -> None:

@@ -166,4 +166,5 @@ def test_the_hub_mixin(model, folder, tmp_path, monkeypatch):
     assert_same(SourceModel.from_pretrained("me/mine", revision="v1"), model)
     assert asked["repo"] == "me/mine"
     assert asked["revision"] == "v1"
-    assert set(asked["allow_patterns"]) == (FILES - {"README.md"}) | {"ensemble.safetensors"}
+    files = (FILES - {"README.md"}) | {"ensemble.safetensors"}
+    assert set(asked["allow_patterns"]) == files | {f"member-*/{name}" for name in files}

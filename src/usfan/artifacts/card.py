@@ -56,6 +56,26 @@ def adapted(config: dict[str, Any]) -> str:
     return f"model adapted by {_cell(config['method'])}"
 
 
+def mixture_card(config: dict[str, Any]) -> str:
+    names = config["classes"]
+    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    shares = ", ".join(f"{share:.3f}" for share in config["shares"])
+    return "\n".join(
+        [
+            f"# A mixture of {len(config['shares'])} image classifiers, adapted by {_cell(config['method'])}",
+            "",
+            "Made by usfan. Load it with `usfan.SourceModel.load(folder)`; each member is a model folder of its own.",
+            "",
+            "| what | value |",
+            "|---|---|",
+            f"| classes | {_cell(listed)} |",
+            f"| mixing | {_cell(config['mixing'])} |",
+            f"| shares of the members | {shares} |",
+            "",
+        ]
+    )
+
+
 MEANING = {"\\": "&#92;", "|": "\\|", "<": "&lt;", "&": "&amp;", ":": "&#58;", "@": "&#64;"}
 MEANING |= {c: f"&#{ord(c)};" for c in "`[]"}
 """Characters that make links, images, code or HTML of a text, and what stands for them."""

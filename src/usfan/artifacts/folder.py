@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.artifacts.card import model_card
+from usfan.artifacts.card import mixture_card, model_card
 from usfan.artifacts.cost import check_image_cost
-from usfan.artifacts.schema import ModelConfig, check_config, parse_config
+from usfan.artifacts.schema import MixtureConfig, ModelConfig, check_config, parse_config
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, UsfanError, shown
 from usfan.files import Folder, read_json_in, write_json, write_tensors, write_text
@@ -34,6 +34,9 @@ from usfan.tensor_file import Expected, check_header, check_values, open_tensors
 FILES = ("config.json", "model.safetensors", "posterior.safetensors")
 ENSEMBLE = "ensemble.safetensors"
 """In the folder of a model whose uncertainty is an ensemble."""
+MEMBER = "member-{}"
+"""Folders of the models of a mixture."""
+PATTERNS = (*FILES, ENSEMBLE, *(f"{MEMBER.format('*')}/{name}" for name in (*FILES, ENSEMBLE)))
 MAX_CONFIG_BYTES = 16 << 20
 
 
@@ -42,6 +45,12 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
     config = model_config(model, private=private)
     check_config(config, folder / "config.json")
     folder.mkdir(parents=True, exist_ok=True)
+    if model.kind == "mixture":
+        for number, member in enumerate(model.members, start=1):
+            save_model(member, folder / MEMBER.format(number), private=private)
+        write_json(folder / "config.json", config)
+        write_text(folder / "README.md", mixture_card(config))
+        return folder
     write_tensors(folder / "model.safetensors", model.classifier.state_dict())
     write_tensors(folder / "posterior.safetensors", model.posterior.tensors())
     if model.uncertainty.kind == "ensemble":
@@ -53,6 +62,18 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
 
 def model_config(model: Any, *, private: bool = False) -> dict[str, Any]:
     """What config.json says of a model."""
+    if model.kind == "mixture":
+        return {
+            "format": "usfan",
+            "version": 1,
+            "kind": model.kind,
+            "classes": list(model.classes),
+            "mixing": model.mixing,
+            "shares": list(model.shares),
+            "method": model.method,
+            "unknown_rule": None if model.unknown_rule is None else model.unknown_rule.to_dict(),
+            "summary": {} if private else model.summary,
+        }
     config: dict[str, Any] = {
         "format": "usfan",
         "version": 1,
@@ -82,11 +103,21 @@ def load_parts(folder: str | Path, *, module: nn.Module | None = None, **downloa
     """The kind of model in a folder, and the fields that make it. `download` goes to
     `huggingface_hub.snapshot_download` if the folder is a Hub id: revision, token, …"""
     with open_folder(folder, **download) as opened:
-        path = opened.path
-        config = parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), path / "config.json")
-        classifier = build_classifier(config, opened, module)
-        posterior = read_posterior(config, opened, classifier)
-        rival = read_rival(config, opened, posterior)
+        return read_parts(opened, module)
+
+
+def read_parts(opened: Folder, module: nn.Module | None, *, single: bool = False) -> tuple[str, dict[str, Any]]:
+    """The same from an open folder. `single`: a member of a mixture, which cannot be a mixture itself."""
+    path = opened.path
+    config = parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), path / "config.json")
+    if isinstance(config, MixtureConfig):
+        if single:
+            raise ArtifactError(f"{path}/config.json: kind: a member of a mixture cannot be a mixture itself")
+        return "mixture", read_mixture(config, opened, module)
+    must_hold(opened, FILES)
+    classifier = build_classifier(config, opened, module)
+    posterior = read_posterior(config, opened, classifier)
+    rival = read_rival(config, opened, posterior)
     check_head(classifier, posterior, path)
     parts: dict[str, Any] = {
         "classifier": classifier.eval(),
@@ -104,23 +135,61 @@ def load_parts(folder: str | Path, *, module: nn.Module | None = None, **downloa
     return config.kind, parts
 
 
+def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None) -> dict[str, Any]:
+    """The fields of a mixture; each member as (kind, fields)."""
+    members = []
+    for number in range(1, len(config.shares) + 1):
+        name = MEMBER.format(number)
+        if opened.kind(name) == "missing":
+            raise ArtifactError(
+                f"{opened.path}: no folder {name} in it; it is a mixture of {len(config.shares)} models"
+            )
+        with opened.inner(name) as inner:
+            must_hold(inner, FILES)
+            members.append(read_parts(inner, module, single=True))
+    return {
+        "members": members,
+        "classes": config.classes,
+        "mixing": config.mixing,
+        "shares": config.shares,
+        "method": config.method,
+        "unknown_rule": read_rule(config, opened.path),
+        "summary": config.summary,
+    }
+
+
 def load_config(folder: str | Path) -> ModelConfig:
-    """What the folder says of its model: quick, no network is built."""
+    """What the folder says of its model: quick, no network is built. A mixture, which has several networks, is
+    refused."""
     with open_folder(folder) as opened:
-        return parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), opened.path / "config.json")
+        config = parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), opened.path / "config.json")
+        if isinstance(config, MixtureConfig):
+            members = ", ".join(str(opened.path / MEMBER.format(n + 1)) for n in range(len(config.shares)))
+            raise ArtifactError(
+                f"{opened.path} is a mixture of {len(config.shares)} models, which are adapted one by one: {members}"
+            )
+        must_hold(opened, FILES)
+        return config
 
 
 def open_folder(folder: str | Path, **download: Any) -> Folder:
     """A model folder, or the local copy of one on the Hub, whose files are links into the Hub's cache."""
     path = Path(folder)
     opened = Folder(path, shared=hub_cache(path)) if path.is_dir() else fetch_folder(folder, **download)
-    for name in FILES:
+    try:
+        must_hold(opened, FILES[:1])
+    except ArtifactError:
+        opened.close()
+        raise
+    return opened
+
+
+def must_hold(opened: Folder, names: tuple[str, ...]) -> None:
+    for name in names:
         if not opened.holds(name):
             kind = opened.kind(name)
-            opened.close()
             why = "" if kind == "missing" else f" (what has this name is {kind})"
             raise ArtifactError(f"{opened.path}: no {name} in it{why}; a model folder holds {', '.join(FILES)}")
-    return opened
 
 
 def hub_cache(path: Path) -> Path | None:
@@ -144,7 +213,7 @@ def fetch_folder(folder: str | Path, **download: Any) -> Folder:
 
     try:
         with hub_or_cache():
-            path = Path(snapshot_download(str(folder), allow_patterns=[*FILES, ENSEMBLE], **download))
+            path = Path(snapshot_download(str(folder), allow_patterns=[*PATTERNS], **download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
@@ -335,7 +404,7 @@ def check_head(classifier: Classifier, posterior: KroneckerPosterior, path: Path
             )
 
 
-def read_rule(config: ModelConfig, path: Path) -> Any:
+def read_rule(config: ModelConfig | MixtureConfig, path: Path) -> Any:
     if config.unknown_rule is None:
         return None
     from usfan.scoring.unknown import UnknownRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,12 +19,13 @@ from usfan.config import UNCERTAINTIES
 from usfan.config_checks import one_of
 from usfan.data.labels import some
 from usfan.data.views import InputSpec, test_view
-from usfan.errors import ConfigError
+from usfan.errors import ArtifactError, ConfigError
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.heads import UNTRAINED_RATE, Heads, MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
 from usfan.posterior.predictive import certainty_weights, entropy
+from usfan.scoring.mixing import mixed, reordered, source_weights
 from usfan.scoring.outputs import Outputs, Prediction, check_finite
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class SourceModel(ModelHubMixin):
         """(positions, outputs) batch by batch; memory does not grow with the number of images."""
         from usfan.data.stream import stream
 
-        device = self.posterior.weight.device
+        device = self.uncertainty.weight.device
         self.classifier.eval()
         for index, pixels in stream(
             as_images(images, self.spec.channels),
@@ -142,9 +143,13 @@ class SourceModel(ModelHubMixin):
             **options,
         ):
             with torch.no_grad():
-                features, logits = self.classifier(test_view(pixels.to(device), self.spec))
-                outputs = self.outputs_of(features.float(), logits.float())
+                outputs = self.outputs_of_pixels(pixels.to(device))
             yield index, outputs
+
+    def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
+        """What the model says of decoded images B×C×R×R."""
+        features, logits = self.classifier(test_view(pixels, self.spec))
+        return self.outputs_of(features.float(), logits.float())
 
     def to(self, device: Any) -> SourceModel:
         """Move the network and the posterior, in place."""
@@ -205,6 +210,94 @@ class AdaptedModel(SourceModel):
         return flags
 
 
+@dataclass(eq=False, repr=False)
+class MixtureModel(AdaptedModel):
+    """Models of several sources behind the interface of one (`scoring.mixing`). It has no network and no posterior of
+    its own: `members` have. `of` makes one."""
+
+    members: tuple[SourceModel, ...] = ()
+    mixing: str = "evidence"
+    shares: tuple[float, ...] = ()
+    """α of every member, before its certainty comes in."""
+    kind = "mixture"
+
+    @classmethod
+    def of(cls, members: Sequence[SourceModel], mixing: str, shares: Sequence[float], **more: Any) -> MixtureModel:
+        """`more`: the other fields. Classes are those of the first member, matched by name."""
+        check_members([(model.classes, model.spec) for model in members])
+        first = members[0]
+        parts = {
+            "classifier": nn.ModuleList([model.classifier for model in members]),
+            "posterior": None,
+            "classes": first.classes,
+            "spec": first.spec,
+            "architecture": first.architecture,
+            "method": getattr(first, "method", "source-only"),
+        }
+        return cls(**{**parts, **more}, members=tuple(members), mixing=mixing, shares=tuple(shares))
+
+    @property
+    def uncertainty(self) -> KroneckerPosterior | Heads:
+        """That of the first member."""
+        return self.members[0].uncertainty
+
+    @property
+    def by_certainty(self) -> bool:
+        """Whether the certainty of each sample counts."""
+        return self.mixing == "certainty"
+
+    def facts(self) -> dict[str, str]:
+        networks = dict.fromkeys(model.facts()["network"] for model in self.members)
+        shares = ", ".join(f"{share:.2f}" for share in self.shares)
+        return {
+            "method": self.method,
+            "members": f"{len(self.members)} of {', '.join(networks)}",
+            "mixing": f"{self.mixing}, shares {shares}",
+            "classes": f"{len(self.classes)}: {some(self.classes, 4)}",
+        }
+
+    def order(self, number: int) -> Tensor:
+        """Where each of the mixture's classes stands in a member."""
+        return class_order(self.classes, self.members[number].classes)
+
+    def mix(self, outputs: Sequence[Outputs]) -> Outputs:
+        """What the mixture says, from what each member does, in the member's own order of the classes."""
+        own = [reordered(out, self.order(i).to(out.logits.device)) for i, out in enumerate(outputs)]
+        return mixed(own, source_weights(own, torch.tensor(self.shares), by_certainty=self.by_certainty))
+
+    def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
+        return self.mix([model.outputs_of_pixels(pixels) for model in self.members])
+
+    def with_uncertainty(self, name: str, rate: float | None = None) -> MixtureModel:
+        return replace(self, members=tuple(model.with_uncertainty(name, rate) for model in self.members))
+
+    def to(self, device: Any) -> MixtureModel:
+        for model in self.members:
+            model.to(device)
+        return self
+
+
+def check_members(members: Sequence[tuple[tuple[str, ...], InputSpec]]) -> None:
+    """Whether models (classes and input) can be mixed: the same class names in any order, images of the same size."""
+    first, spec = members[0]
+    for number, (classes, own) in enumerate(members[1:], start=2):
+        if set(classes) != set(first):
+            missing, extra = sorted(set(first) - set(classes)), sorted(set(classes) - set(first))
+            told = [f"lacks {some(missing, 3)}"] if missing else []
+            told += [f"has {some(extra, 3)}, which the first lacks"] if extra else []
+            raise ConfigError(f"the sources must know the same classes: source {number} {', and '.join(told)}")
+        sizes = [(s.channels, s.size, s.resize) for s in (spec, own)]
+        if sizes[0] != sizes[1]:
+            shown = " and ".join(f"{c}×{size}×{size} cut from {resize}" for c, size, resize in sizes)
+            raise ConfigError(f"the sources must take images of the same size: sources 1 and {number} take {shown}")
+
+
+def class_order(classes: Sequence[str], own: Sequence[str]) -> Tensor:
+    """Where each of `classes` stands in `own`."""
+    place = {name: number for number, name in enumerate(own)}
+    return torch.tensor([place[name] for name in classes])
+
+
 def came_pretrained(architecture: dict[str, Any]) -> bool:
     """A foreign module, or a folder of version 0.1, does not say: it counts as pretrained unless it is one of our small
     networks, for which there are no weights."""
@@ -246,6 +339,17 @@ def trained_rate(model: SourceModel) -> float:
 def load_model(folder: str | Path, *, module: nn.Module | None = None, **download: Any) -> SourceModel:
     """The model of a folder or a Hub id, of the kind that its config names."""
     kind, parts = load_parts(folder, module=module, **download)
+    if kind != "mixture":
+        return make_model(kind, parts)
+    members = [make_model(*member) for member in parts.pop("members")]
+    try:
+        check_members([(parts["classes"], members[0].spec), *((model.classes, model.spec) for model in members)])
+    except ConfigError as error:
+        raise ArtifactError(f"{folder}: {error}") from None
+    return MixtureModel.of(members, parts.pop("mixing"), parts.pop("shares"), **parts)
+
+
+def make_model(kind: str, parts: dict[str, Any]) -> SourceModel:
     return AdaptedModel(**parts) if kind == "adapted" else SourceModel(**parts)
 
 

@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from usfan.artifacts.model import SourceModel
+from usfan.artifacts.model import MixtureModel, SourceModel, class_order
 from usfan.data.views import centre, statistics
 from usfan.errors import UsfanError
 from usfan.files import whole_file
 from usfan.posterior.ensemble import Ensemble
 from usfan.posterior.heads import MCDropout, PointEstimate
 from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.posterior.predictive import certainty_weights
+from usfan.scoring.mixing import mixed, reordered, source_weights
 from usfan.scoring.outputs import Outputs
 
 TOLERANCE = 1e-4
@@ -139,48 +139,82 @@ def draws_of(uncertainty: Any, temperature: float, samples: int) -> nn.Module:
     return PosteriorDraws(uncertainty, temperature, samples)
 
 
-class Exported(nn.Module):
-    """Normalised images B×C×S×S → features B×D, logits B×K, certainty B, with the same fixed draws as `predict`."""
-
-    def __init__(self, model: SourceModel) -> None:
-        super().__init__()
-        self.classifier = model.classifier
-        self.draws = draws_of(model.uncertainty, model.temperature, model.samples)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        features, logits = self.classifier(images)
-        return features, logits, certainty_weights(self.draws(features, logits).softmax(dim=-1).mean(dim=1))
-
-
-class ExportedWhole(Exported):
-    """uint8 images B×H×W×3 → label B, probs B×K, posterior probs B×K, certainty B, unknown B."""
+class Seen(nn.Module):
+    """Images B×C×S×S → what a model says of them, with the same fixed draws as `predict`. `pixels`: the images are not
+    normalised yet."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: SourceModel) -> None:
-        super().__init__(model)
-        self.spec, self.rule = model.spec, getattr(model, "unknown_rule", None)
+    def __init__(self, model: SourceModel, *, pixels: bool) -> None:
+        super().__init__()
+        self.pixels, self.classifier = pixels, model.classifier
+        self.draws = draws_of(model.uncertainty, model.temperature, model.samples)
         mean, std = statistics(model.spec, torch.device("cpu"))
         self.register_buffer("mean", mean.clone())
         self.register_buffer("std", std.clone())
+
+    def forward(self, images: Tensor) -> Outputs:
+        features, logits = self.classifier((images - self.mean) / self.std if self.pixels else images)
+        log_p = self.draws(features, logits).log_softmax(dim=-1)
+        p = log_p.exp()
+        posterior_probs = p.mean(dim=1)
+        information = entropy(posterior_probs) + (p * log_p).sum(dim=-1).mean(dim=1)
+        return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
+
+
+class SeenBySeveral(nn.Module):
+    """The same of a mixture."""
+
+    shares: Tensor
+
+    def __init__(self, model: MixtureModel, *, pixels: bool) -> None:
+        super().__init__()
+        self.by_certainty = model.by_certainty
+        self.members = nn.ModuleList([Seen(member, pixels=pixels) for member in model.members])
+        self.register_buffer("shares", torch.tensor(model.shares))
+        for number, member in enumerate(model.members):
+            self.register_buffer(f"order_{number}", class_order(model.classes, member.classes))
+
+    def forward(self, images: Tensor) -> Outputs:
+        outputs = [
+            reordered(member(images), getattr(self, f"order_{number}")) for number, member in enumerate(self.members)
+        ]
+        return mixed(outputs, source_weights(outputs, self.shares, by_certainty=self.by_certainty))
+
+
+def seen_by(model: SourceModel, *, pixels: bool) -> nn.Module:
+    return SeenBySeveral(model, pixels=pixels) if isinstance(model, MixtureModel) else Seen(model, pixels=pixels)
+
+
+class Exported(nn.Module):
+    """Normalised images B×C×S×S → features B×D, logits B×K, certainty B."""
+
+    def __init__(self, model: SourceModel) -> None:
+        super().__init__()
+        self.seen = seen_by(model, pixels=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.seen(images)
+        return outputs.features, outputs.logits, torch.exp(-entropy(outputs.posterior_probs))
+
+
+class ExportedWhole(nn.Module):
+    """uint8 images B×H×W×3 → label B, probs B×K, posterior probs B×K, certainty B, unknown B."""
+
+    def __init__(self, model: SourceModel) -> None:
+        super().__init__()
+        self.seen = seen_by(model, pixels=True)
+        self.spec, self.rule = model.spec, getattr(model, "unknown_rule", None)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
         if self.spec.channels == 1:
             pixels = grey(pixels)
-        view = (centre(resized(pixels, self.spec.resize), self.spec.size) - self.mean) / self.std
-        features, logits = self.classifier(view)
-        log_p = self.draws(features, logits).log_softmax(dim=-1)
-        p = log_p.exp()
-        posterior_probs = p.mean(dim=1)
-        probs, certainty = logits.softmax(dim=1), torch.exp(-entropy(posterior_probs))
-        if self.rule is None:
-            unknown = certainty > 2.0  # never
-        else:
-            information = entropy(posterior_probs) + (p * log_p).sum(dim=-1).mean(dim=1)
-            unknown = self.rule.flag(Outputs(features, logits, probs, posterior_probs, information))
-        return logits.argmax(dim=1), probs, posterior_probs, certainty, unknown
+        outputs = self.seen(centre(resized(pixels, self.spec.resize), self.spec.size))
+        certainty = torch.exp(-entropy(outputs.posterior_probs))
+        unknown = certainty > 2.0 if self.rule is None else self.rule.flag(outputs)  # without a rule: never
+        return outputs.logits.argmax(dim=1), outputs.probs, outputs.posterior_probs, certainty, unknown
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -222,6 +256,8 @@ def export_onnx(model: SourceModel, path: Path, *, tensors: bool = False) -> flo
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsfanError(f"export needs {error.name}: install usfan[onnx]") from None
+    if tensors and isinstance(model, MixtureModel) and len({(m.spec.mean, m.spec.std) for m in model.members}) > 1:
+        raise UsfanError("the members of the mixture normalise images differently: leave --tensors out")
     model.to("cpu")
     model.classifier.eval()
     with warnings.catch_warnings(), torch.no_grad(), whole_file(path, follow=True) as part:
@@ -297,7 +333,11 @@ def metadata(model: SourceModel, tensors: bool) -> dict[str, str]:
 
 
 def model_hash(model: SourceModel) -> str:
-    """SHA-256 of all tensors of the network and its uncertainties, by name; and of the class names."""
+    """SHA-256 of all tensors of the network and its uncertainties, by name; and of the class names. Of a mixture, of
+    the hashes of its members and how they are mixed."""
+    if isinstance(model, MixtureModel):
+        parts = [model.mixing, list(model.shares), list(model.classes), *map(model_hash, model.members)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     hashed = hashlib.sha256(json.dumps(list(model.classes)).encode())
     tables = [("model", model.classifier.state_dict()), ("posterior", model.posterior.tensors())]
     if model.rival is not None:

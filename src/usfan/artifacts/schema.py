@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from usfan.budget import allowed
-from usfan.config import VIEWS
-from usfan.config_checks import DROPOUT_RATES, MOST_MEMBERS, PRIORS, TEMPERATURES
+from usfan.config import MIXINGS, VIEWS
+from usfan.config_checks import DROPOUT_RATES, MOST_MEMBERS, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, DataError, shown
 
@@ -40,6 +40,19 @@ class ModelConfig:
     unknown_rule: dict[str, Any] | None
     uncertainty: dict[str, Any]
     """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """config.json of a mixture of several models after the checks; its members lie in folders of their own."""
+
+    classes: tuple[str, ...]
+    mixing: str
+    shares: tuple[float, ...]
+    method: str
+    unknown_rule: dict[str, Any] | None
+    summary: dict[str, Any]
+    kind: str = "mixture"
 
 
 class _Reader:
@@ -83,20 +96,20 @@ class _Reader:
         return _Reader(self.values.get(name), self.file, f"{self.place}{name}.")
 
 
-def parse_config(values: Any, file: Path) -> ModelConfig:
+def parse_config(values: Any, file: Path) -> ModelConfig | MixtureConfig:
     reader = _Reader(values, file)
     reader.text("format", ("usfan",))
     version = reader.whole("version", 1, 1_000_000)
     if version > 1:
         raise ArtifactError(f"{file}: version {version} is newer than this usfan reads (1): update usfan")
-    kind = reader.text("kind", ("source", "adapted"))
+    kind = reader.text("kind", ("source", "adapted", "mixture"))
     classes = read_classes(reader)
+    if kind == "mixture":
+        return read_mixture(reader, classes)
     spec = read_spec(reader.table("input"))
     posterior = read_settings(reader.table("posterior"))
     summary = values.get("summary")
-    rule = values.get("unknown_rule") if kind == "adapted" else None
-    if rule is not None and not isinstance(rule, dict):
-        raise reader.fail("unknown_rule", "a table or null")
+    rule = read_rule_table(reader) if kind == "adapted" else None
     samples = reader.whole("samples", 1, most_draws(len(classes)))
     return ModelConfig(
         kind,
@@ -111,6 +124,30 @@ def parse_config(values: Any, file: Path) -> ModelConfig:
         rule,
         read_uncertainty(reader.table("uncertainty")) if "uncertainty" in values else {"kind": "kronecker"},
     )
+
+
+def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
+    shares, summary = reader.values.get("shares"), reader.values.get("summary")
+    several = isinstance(shares, list) and 2 <= len(shares) <= MOST_SOURCES
+    if not several or not all(type(v) in (int, float) and 0 <= v <= 1 for v in shares):  # type: ignore[union-attr]
+        raise reader.fail("shares", f"2 to {MOST_SOURCES} numbers from 0 to 1, one for each member")
+    if not abs(sum(shares) - 1) < 1e-3:  # type: ignore[arg-type]
+        raise reader.fail("shares", "numbers whose sum is 1")
+    return MixtureConfig(
+        classes,
+        reader.text("mixing", MIXINGS),
+        tuple(float(v) for v in shares),  # type: ignore[union-attr]
+        reader.text("method"),
+        read_rule_table(reader),
+        summary if isinstance(summary, dict) else {},
+    )
+
+
+def read_rule_table(reader: _Reader) -> dict[str, Any] | None:
+    rule = reader.values.get("unknown_rule")
+    if rule is not None and not isinstance(rule, dict):
+        raise reader.fail("unknown_rule", "a table or null")
+    return rule
 
 
 def check_config(values: dict[str, Any], file: Path) -> None:

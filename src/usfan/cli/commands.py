@@ -124,8 +124,11 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
 
+    if len(settings["source"]) > 1:
+        adapt_several(settings)
+        return
     out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
-    source_path, module = one_source(settings["source"]), load_module(settings.get("module"))
+    source_path, module = settings["source"][0], load_module(settings.get("module"))
     data, seen = open_data(settings)
     stored = load_config(source_path)
     given = {k: v for k, v in settings.items() if k not in own_names()}
@@ -178,10 +181,38 @@ def adapt(settings: dict[str, Any]) -> None:
                 print_metrics(shift, out)
 
 
-def one_source(paths: list[str]) -> str:
-    if len(paths) > 1:
-        raise ConfigError(f"one SOURCE and DATA are needed; got {len(paths)} sources: {', '.join(paths)}")
-    return paths[0]
+def adapt_several(settings: dict[str, Any]) -> None:
+    """Each source is adapted in a run folder of its own inside --out; --out itself holds the mixture."""
+    from usfan.adaptation.settings import recorded_settings
+    from usfan.api import adapt_several as run_several
+    from usfan.api import settled
+    from usfan.artifacts.model import as_model, check_members
+    from usfan.evaluation.samples import adaptation_metrics
+    from usfan.runs.folder import open_run
+
+    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
+    paths, module = settings["source"], load_module(settings.get("module"))
+    data, seen = open_data(settings)
+    given = {k: v for k, v in settings.items() if k not in own_names()}
+    sources = [as_model(path, module) for path in paths]
+    check_members([(model.classes, model.spec) for model in sources])
+    config, method = settled(sources[0], given)
+    data = data.for_model(sources[0].classes, open_set=config.setting == "open")
+    runtime, computing = open_runtime(settings)
+    labels, values = settings.get("labels"), recorded_settings(config, method)
+    recorded = {"source": paths, **seen, "labels": labels, **values, **computing, "private": private}
+    with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
+        if run.finished() is not None:
+            say(f"{out} is finished already")
+            return
+        options = {"runtime": runtime, "run": run, "labels": labels, "names": paths, "private": private}
+        model = run_several(sources, data, **options, **given)
+        say_skipped(data, run, private=private)
+        say_changes(out, settings["data"], model)
+        metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
+        if "after" in metrics:
+            names = [f"{name} {when}" for name in ("accuracy", "ece", "hos") for when in ("before", "after")]
+            print_metrics({name: metrics[name.split()[1]].get(name.split()[0]) for name in names}, out)
 
 
 def own_names() -> set[str]:
