@@ -204,8 +204,9 @@ class AdaptConfig(OptimiserConfig):
     """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
     samples: int = 128
     """M, draws from the posterior."""
-    given_label_weight: float = 1.0
-    """Weight of the cross-entropy with the labels of --labels."""
+    given_label_weight: float | None = None
+    """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15:
+    a network that moves as a whole learns a few images by heart."""
     label_folds: int | None = None
     """Parts in which the labels of --labels are left out in turn to say what they are worth; each part takes one more
     adaptation. By default 5 if the backbone stays frozen, else 0: it is not said."""
@@ -229,7 +230,7 @@ class AdaptConfig(OptimiserConfig):
         one_of("mixing", self.mixing, MIXINGS)
         if self.dropout_rate is not None:
             between("dropout_rate", self.dropout_rate, *DROPOUT_RATES)
-        at_least("given_label_weight", self.given_label_weight, 0)
+        at_least("given_label_weight", self.given_label_weight or 0.0, 0)
         at_least("label_folds", self.label_folds or 0, 0)
         if self.prior is not None:
             check_prior(self.prior)

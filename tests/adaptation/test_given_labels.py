@@ -14,6 +14,7 @@ import usfan
 from oracles.losses import cross_entropy
 from usfan.adaptation.given import Given
 from usfan.adaptation.methods import METHODS
+from usfan.adaptation.settings import resolve
 from usfan.adaptation.terms.given_labels import GivenLabels
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
 from usfan.adaptation.worth import left_out
@@ -27,6 +28,7 @@ from usfan.runs.folder import RunFolder
 from usfan.scoring.outputs import Outputs
 
 TINY = {"epochs": 4, "batch_size": 8, "guard": False, "label_folds": 0, "lr": 0.05, "progress": False}
+TINY |= {"given_label_weight": 1.0}
 WRONG = {0: "b", 4: "c", 8: "a", 9: "b", 13: "c", 17: "a"}
 """Labels that nothing but the labels themselves can teach: sample i is of class i mod 3."""
 TRAINED = [name for name, row in METHODS.items() if row.terms]
@@ -184,9 +186,17 @@ def test_a_method_that_trains_nothing_refuses_labels(source, method):
         usfan.adapt(source, squares(), method, labels=WRONG)
 
 
+def test_labels_count_less_if_the_whole_network_moves():
+    for tune, weight, folds in (("new", 1.0, 5), ("all", 0.15, 0), ("norm", 0.15, 0)):
+        config, _ = resolve({"tune": tune}, pretrained=True, classes=3)
+        assert (config.given_label_weight, config.label_folds) == (weight, folds)
+    config, _ = resolve({"tune": "all", "given_label_weight": 0.5, "label_folds": 2}, pretrained=True, classes=3)
+    assert (config.given_label_weight, config.label_folds) == (0.5, 2)
+
+
 def test_a_weight_of_nothing_and_all_images_labelled(source):
     every = {i: "abc"[i % 3] for i in range(36)}
     model = usfan.adapt(source, squares(), "shot", labels=every, **{**TINY, "label_folds": 0})
     assert adaptation_metrics(model, squares())["after"]["accuracy"] > 90
     with pytest.raises(ConfigError, match="given_label_weight"):
-        usfan.adapt(source, squares(), labels=every, given_label_weight=-1)
+        usfan.adapt(source, squares(), labels=every, given_label_weight=-1.0)

@@ -88,16 +88,6 @@ def test_chosen_pairs_and_a_new_domain_go_on_in_the_same_folder(sites, tmp_path,
     assert "other settings (images or classes of roof)" in line
 
 
-def test_the_folder_of_the_study_may_lie_among_the_domains(tmp_path, monkeypatch):
-    root = domains(tmp_path / "sites", "a", "b", images=2)
-    monkeypatch.chdir(root)
-    for _ in range(2):  # the second time there is a picture in runs/study
-        assert usfan("study", ".", *QUICK, "--methods", "source-only", "--seeds", 0) == 0
-    table = (root / "runs" / "study" / "table.md").read_text()
-    assert table.startswith("sites, closed set")
-    assert "| method | a→b | b→a | avg |" in table
-
-
 def test_own_domains_have_the_defaults_of_the_other_commands(sites, tmp_path):
     out = tmp_path / "study"
     own = ("--backbone", "digits-cnn", "--source-epochs", 1, *TINY)

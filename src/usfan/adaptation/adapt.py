@@ -197,7 +197,7 @@ class Adaptation:
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
-        more = () if given is None else (GivenLabels(config.given_label_weight),)
+        more = () if given is None else (GivenLabels(config.given_label_weight or 0.0),)
         self.stages = [((*stage.terms, *more), stage_of(config, method, stage)) for stage in method.stages]
         self.ends = list(itertools.accumulate(stage.epochs for _, stage in self.stages))
         self.epochs, self.number = self.ends[-1], -1

@@ -45,18 +45,21 @@ def resolve(
 
 FOLDS = 5
 """Of labels that are left out in turn, if an adaptation takes seconds."""
+MOVING_LABEL_WEIGHT = 0.15
+"""Of given labels, if the whole network moves: with 10 labels of digits a weight of 1 cost two points (labels seen)."""
 
 
 def with_rung(config: AdaptConfig, rung: Rung, *, pretrained: bool) -> AdaptConfig:
     """The settings with what moves decided, and how fast the backbone does."""
     scale = rung.backbone_lr_scale or (0.1 if pretrained else 1.0)
     given = config.backbone_lr_scale
-    folds = FOLDS if rung.tune == "new" else 0
+    folds, weight = (FOLDS, 1.0) if rung.tune == "new" else (0, MOVING_LABEL_WEIGHT)
     return dataclasses.replace(
         config,
         tune=rung.tune,
         backbone_lr_scale=scale if given is None else given,
         label_folds=folds if config.label_folds is None else config.label_folds,
+        given_label_weight=weight if config.given_label_weight is None else config.given_label_weight,
     )
 
 

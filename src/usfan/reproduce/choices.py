@@ -27,10 +27,10 @@ OWN_SEEDS = (0, 1, 2)
 """Of a study of own domains."""
 
 
-def find_domains(name: str | None, root: Any, out: Path, *, allow_counts: bool, allow_classes: bool) -> Found:
+def find_domains(name: str | None, root: Any, *, allow_counts: bool, allow_classes: bool) -> Found:
     """The copy of a named benchmark below `root`, after a check, or the user's own domains there."""
     if name is None:
-        return own_domains(root, out)
+        return own_domains(root)
     if root is None:
         entry = benchmark(name)
         raise ConfigError(f"{entry.title}: pass --data ROOT; the data set is published at {entry.homepage}")

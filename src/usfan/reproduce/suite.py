@@ -133,7 +133,7 @@ class Suite:
         counts, classes = (bool(settings.pop(flag, False)) for flag in ("allow_counts", "allow_classes"))
         source = take_source(settings)
         setting = str(settings.get("setting", AdaptConfig.setting))
-        found = find_domains(name, settings.pop("data", None), out, allow_counts=counts, allow_classes=classes)
+        found = find_domains(name, settings.pop("data", None), allow_counts=counts, allow_classes=classes)
         benchmark = found.benchmark
         usual = PAPER if benchmark.recipe else own_methods(source)
         methods = take_methods(settings, usual)

@@ -19,17 +19,15 @@ LONGEST = 60
 """Letters of a domain's name: two of them are in the name of a file."""
 
 
-def own_domains(root: str | Path, out: Path | None = None) -> Found:
-    """What lies below `root`. A folder without images, or with the study's own folder `out` in it, is no domain.
-    Nothing is decoded."""
+def own_domains(root: str | Path) -> Found:
+    """What lies below `root`. A folder without images is no domain; nothing is decoded."""
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"no such folder: {shown(root, 300)}; {EXPECTED}")
     inner = sorted((p for p in root.iterdir() if not p.name.startswith((".", "__"))), key=lambda p: name_key(p.name))
     if any(p.suffix.lower() in SUFFIXES for p in inner if not p.is_dir()):
         raise DataError(f"{shown(root, 300)} holds images itself; {EXPECTED}")
-    places = [p for p in inner if p.is_dir() and (out is None or not out.resolve().is_relative_to(p.resolve()))]
-    held = {place.name: counts for place in places if (counts := class_counts(place, root))}
+    held = {place.name: counts for place in inner if place.is_dir() and (counts := class_counts(place, root))}
     if len(held) < 2:
         what = f"one domain ({shown(next(iter(held)), 80)})" if held else "no folder with images"
         raise DataError(f"{shown(root, 300)} holds {what}; {EXPECTED}")
