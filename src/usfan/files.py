@@ -113,13 +113,19 @@ class Folder:
     def open(self, name: str, most: int | None = None) -> BinaryIO:
         """A regular file to read, of at most this many bytes."""
         linked = self._shared_file(name)
+        fd = os.open(linked, _READ) if linked is not None else self._descriptor(name, os.O_RDONLY)
+        return self._checked(fd, name, most, "rb")
+
+    def _descriptor(self, name: str, flags: int) -> int:
+        """Of what lies at a name; a link is not followed, and a pipe is not waited for."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = os.open(linked, _READ) if linked is not None else os.open(name, _READ, dir_fd=self.fd)
+            return os.open(name, flags, 0o644, dir_fd=self.fd)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
+            not_there = error.errno == errno.ENOENT and not flags & os.O_CREAT  # else the folder itself is gone
+            if not_there or error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
-        return self._checked(fd, name, most, "rb")
 
     def _why_not(self, name: str) -> str:
         kind = self.kind(name)
@@ -146,25 +152,12 @@ class Folder:
 
     def in_place(self, name: str, *, append: bool) -> BinaryIO:
         """A file to append to (made if missing) or to cut; no other name may lead to it."""
-        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR
-        try:
-            fd = os.open(name, flags, 0o644, dir_fd=self.fd)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        fd = self._descriptor(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR)
         return self._checked(fd, name, None, "ab" if append else "rb+")
 
     def lock(self, name: str) -> int:
         """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            handle = os.open(name, flags, 0o644, dir_fd=self.fd)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        handle = self._descriptor(name, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -8,7 +8,7 @@ import torch
 
 from usfan.artifacts.model import SourceModel
 from usfan.compute.runtime import Runtime
-from usfan.compute.share import gather_json, gather_rows, own_share
+from usfan.compute.share import gather_json, own_share
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped
 from usfan.errors import UsfanError
@@ -49,7 +49,7 @@ def main() -> None:
     found["none table"] = refusal(write_predictions, out / "none.csv", model, half.subset([0, 1]), runtime=runtime)
     found["unwritable"] = refusal(write_predictions, Path("/proc/none/a.csv"), model, half, runtime=runtime)
     found["json"] = gather_json({"rank": rank, "long": "é\udc80" * rank * 10}, runtime)
-    found["gathered"] = gather_rows(torch.full((rank, 2), rank), runtime).tolist()
+    found["gathered"] = runtime.gathered(torch.full((rank, 2), rank)).tolist()
     found["share"] = list(own_share(100, 16, runtime))
     (out / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

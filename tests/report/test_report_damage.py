@@ -66,15 +66,6 @@ def test_only_a_log_makes_a_report(tmp_path: Path, whole: Path) -> None:
     assert "r1-losses" in {e.attributes.get("id") for e in document.all()}
 
 
-def test_what_metrics_json_lacks_is_counted_from_the_samples(run: Path, whole: Path) -> None:
-    expected = report(run).all("dl", "tiles")[0].text
-    (run / "metrics.json").unlink()
-    document = report(run)
-    shown = document.all("dl", "tiles")[0].text
-    assert shown.split("certain")[0] == expected.split("certain")[0]
-    assert "metrics.json is missing" in said(document)
-
-
 def change(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
     def apply(run: Path) -> None:
         tensors = load_file(run / "samples.safetensors")

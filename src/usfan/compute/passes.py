@@ -55,7 +55,7 @@ class Feeder:
         rows = samples if staged is None else torch.arange(len(samples), device=self.device)
         pixels = self.store.pixels if staged is None else staged
         if compiled and self.spec.augment == "crop-flip":
-            crops: Tensor = compiled_crops()(
+            crops: Tensor = compiled_view(normalised_crops)(
                 pixels, rows, samples, self.spec.size, self.seed, self.epoch, *statistics(self.spec, self.device)
             )
             return crops
@@ -92,15 +92,9 @@ def compiled_forward() -> Callable[..., Any]:
 
 
 @functools.cache
-def compiled_crops() -> Callable[..., Any]:
-    """Crops, flips and normalisation as one kernel."""
-    return torch.compile(normalised_crops, dynamic=False)
-
-
-@functools.cache
-def compiled_centres() -> Callable[..., Any]:
-    """Test views as one kernel."""
-    return torch.compile(normalised_centres, dynamic=False)
+def compiled_view(view: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Views as one kernel."""
+    return torch.compile(view, dynamic=False)
 
 
 def forward(
@@ -248,8 +242,8 @@ def pass_batch(
         if store.pixels.ndim == 2:  # features of a frozen backbone
             images = store.batch(rows, runtime.device)
         elif compiled and store.pixels.device.type == runtime.device.type:
-            numbers = statistics(spec, runtime.device)
-            images = compiled_centres()(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
+            view, numbers = compiled_view(normalised_centres), statistics(spec, runtime.device)
+            images = view(store.pixels, rows, spec.size, *numbers, classifier.channels_last)
         else:
             images = test_view(store.batch(rows, runtime.device), spec)
         return extract(classifier, images, runtime, compiled=compiled)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from usfan.compute.runtime import Runtime
 from usfan.errors import DataError, UsfanError
@@ -37,18 +36,6 @@ def gather_json(value: Any, runtime: Runtime) -> list[Any]:
     table[runtime.rank, : len(content)] = content.to(runtime.device)
     rows = runtime.total(table).cpu().numpy()
     return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
-
-
-def gather_rows(rows: Tensor, runtime: Runtime) -> Tensor:
-    """The rows of all processes, one process after the other, on the CPU."""
-    if runtime.world == 1:
-        return rows.cpu()
-    rows = rows.float() if rows.is_floating_point() else rows  # a process without rows does not know their type
-    counts = gather_json(len(rows), runtime)
-    first = sum(counts[: runtime.rank])
-    table = torch.zeros((sum(counts), *rows.shape[1:]), dtype=rows.dtype, device=runtime.device)
-    table[first : first + len(rows)] = rows.to(runtime.device)
-    return runtime.total(table).cpu()
 
 
 @contextlib.contextmanager

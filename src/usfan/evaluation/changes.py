@@ -24,27 +24,18 @@ def changed_images(model: AdaptedModel, data: Any = None) -> list[dict[str, Any]
     """One record per image whose prediction changed, the surest first: path, before, after, certainty of both."""
     passes = passes_of(model)
     before, after = passes.before.logits.argmax(dim=1), passes.after.logits.argmax(dim=1)
-    certainty = {
-        "before": certainty_weights(passes.before.posterior_probs),
-        "after": certainty_weights(passes.after.posterior_probs),
-    }
+    certainty = {when: certainty_weights(getattr(passes, when).posterior_probs) for when in ("before", "after")}
     rows = (before != after).nonzero().flatten()
     rows = rows[certainty["after"][rows].argsort(descending=True)]
     where = places(model, data)
     return [
-        dict(
-            zip(
-                CHANGED,
-                (
-                    where(i),
-                    model.classes[int(before[i])],
-                    model.classes[int(after[i])],
-                    float(certainty["before"][i]),
-                    float(certainty["after"][i]),
-                ),
-                strict=True,
-            )
-        )
+        {
+            "path": where(i),
+            "before": model.classes[int(before[i])],
+            "after": model.classes[int(after[i])],
+            "certainty_before": float(certainty["before"][i]),
+            "certainty_after": float(certainty["after"][i]),
+        }
         for i in rows.tolist()
     ]
 

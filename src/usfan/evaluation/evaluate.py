@@ -9,7 +9,7 @@ from torch import Tensor
 
 from usfan.artifacts.model import SourceModel, as_images
 from usfan.compute.runtime import Runtime, start_runtime
-from usfan.compute.share import gather_json, gather_rows, one_fails_all_fail, own_share
+from usfan.compute.share import gather_json, one_fails_all_fail, own_share
 from usfan.config import RuntimeConfig
 from usfan.data.stream import NothingReadable, Skipped
 from usfan.errors import DataError
@@ -68,7 +68,7 @@ def run_over(
     images.unreadable.update(entries)
     if skipped is not None:
         skipped.extend(entries)
-    kept, *columns = (gather_rows(rows, engine) for rows in found.rows())
+    kept, *columns = (engine.gathered(rows.to(engine.device)).cpu() for rows in found.rows())
     if len(kept) == 0:
         path, reason = entries[0]
         raise NothingReadable(f"none of the {len(images)} images of {images.name} can be read: {path} ({reason})")

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, TypeGuard
 
 from markupsafe import Markup
 
+from usfan.progress import duration
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -146,11 +148,7 @@ def percent(value: Any, digits: int = 1) -> str:
 def seconds(value: Any) -> str:
     if not is_number(value):
         return "–"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{value:.1f} s"
+    return f"{value:.1f} s" if round(value) < 60 else duration(value)
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from usfan.files import Folder
 from usfan.report.blocks import Block, Section
 from usfan.report.gallery import run_picture
-from usfan.report.read_run import MARKS, read_mapping
+from usfan.report.read_run import MARKS
+from usfan.report.read_samples import read_mapping
 from usfan.report.study import study_blocks, study_line, study_rows
 from usfan.report.tables import metrics_tables
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from usfan.report.blocks import Figure, is_number, number, plain_name
-from usfan.report.svg import Axes, padded, whole_ticks
+from usfan.report.svg import Axes, padded, ticks
 from usfan.report.terms import VALIDATORS
 from usfan.scoring.validators import DIRECTION
 
@@ -73,7 +73,7 @@ def lines(id: str, title: str, y_name: str, values: Mapping[str, Series], kept: 
     every = np.concatenate(list(values.values()))
     first, last = int(every[:, 0].min()), int(every[:, 0].max())
     axes = Axes((first, last), padded(every[:, 1]))
-    axes.frame("epoch", y_name, x_ticks=whole_ticks(first, last))
+    axes.frame("epoch", y_name, x_ticks=ticks(first, last, 6, whole=True))
     if kept is not None and first <= kept <= last:
         axes.upright(kept, "kept")
     for i, (name, rows) in enumerate(values.items()):

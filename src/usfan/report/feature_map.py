@@ -10,6 +10,7 @@ from usfan.report.blocks import Figure, Picker, number, percent
 from usfan.report.plots import WHEN
 from usfan.report.read_samples import Samples
 from usfan.report.svg import Axes, f1
+from usfan.scoring.structure import evenly_spaced
 
 SIZE = (360, 320)
 PALETTE = 12
@@ -31,17 +32,12 @@ def map_blocks(prefix: str, samples: Samples, points: int) -> list[Figure | Pick
     places = {when: t for when, t in places.items() if when in samples.predicted}
     if not places or points < 1:
         return []
-    chosen = evenly(len(samples), points)
+    chosen = evenly_spaced(len(samples), points)
     drawn = {when: t[chosen].double().numpy() for when, t in places.items()}
     blocks: list[Figure | Picker] = [picker(samples)]
     for when, where in drawn.items():
         blocks.append(draw_map(f"{prefix}-map-{when}", samples, when, where, chosen))
     return blocks
-
-
-def evenly(N: int, most: int) -> Tensor:
-    """Positions of at most `most` samples, evenly spaced: the same every time, spread over folders read in order."""
-    return torch.arange(N) if most >= N else torch.arange(most) * N // most
 
 
 def ranges(where: np.ndarray) -> list[tuple[float, float]]:

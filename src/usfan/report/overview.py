@@ -9,10 +9,8 @@ from typing import Any
 
 from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
-from usfan.evaluation.metrics import classification_metrics
 from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
 from usfan.report.read_run import Run, is_epoch
-from usfan.scoring.calibration import calibration_metrics
 from usfan.scoring.validators import is_certain
 
 KINDS = {
@@ -36,23 +34,6 @@ class Tile:
     value: str
     detail: str = ""
     mark: str = ""
-
-
-def fill_figures(run: Run) -> None:
-    """Where labels exist but metrics.json has no figures (it is missing, or damaged), count them from the samples."""
-    samples = run.samples
-    if samples is None or samples.labels is None:
-        return
-    known = samples.labels < len(samples.classes)
-    for when in ("before", "after"):
-        probs, posterior = samples.get(f"probs_{when}"), samples.get(f"posterior_{when}")
-        if run.figures(when) or probs is None or not bool(known.any()):
-            continue
-        figures = classification_metrics(probs[known], samples.labels[known], samples.classes)
-        figures.pop("per_class_accuracy")  # the table counts them itself, the unknown among them
-        if posterior is not None:
-            figures |= calibration_metrics(posterior[known], samples.labels[known], "posterior_")
-        run.metrics[when] = figures
 
 
 def kept_epoch(run: Run) -> int | None:

@@ -16,7 +16,6 @@ from usfan.progress import bar
 from usfan.report.blocks import Section
 from usfan.report.collection import expand
 from usfan.report.compare import comparison
-from usfan.report.overview import fill_figures
 from usfan.report.read_run import Run, read_runs
 from usfan.report.sections import Detail, RunPart, run_part
 
@@ -46,8 +45,6 @@ def write_page(
 
     `follow`: the user named `out`, so a link there is followed.
     """
-    for run in found:
-        fill_figures(run)
     compared = comparison(found) if len(found) > 1 else None
     with bar("report", len(found) * len(DETAILS), unit="runs") as shown:
         for detail in DETAILS:

@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from usfan.errors import DataError, shown
-from usfan.files import MOST_YAML, Folder, parse_json, parse_yaml
+from usfan.errors import DataError
+from usfan.files import Folder, parse_json
 from usfan.report.blocks import is_number
-from usfan.report.read_samples import Samples, read_samples
+from usfan.report.read_samples import Samples, first_words, read_mapping, read_samples
 
 MARKS = ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "config.json")
 """A folder with none of these is no run."""
 LOG = "log.jsonl"
-MOST_MAPPING = 32 << 20
 MOST_LOG = 64 << 20
 MOST_LINES = 200_000
 MOST_ENTRY = 64 << 20
-"""Bytes of figures and log, lines of the log, and bytes that one of its lines may take when it is read."""
+"""Bytes of the log, lines of the log, and bytes that one of its lines may take when it is read."""
 EXPECTED = {
     "adapt": ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "samples.json"),
     "train": ("config.yaml", "metrics.json", "log.jsonl"),
@@ -100,22 +99,6 @@ def read_folder(folder: Folder, name: str, root: Path | None) -> Run:
     return run
 
 
-def read_mapping(folder: Folder, name: str, problems: list[str]) -> dict[str, Any]:
-    """A JSON or YAML file that holds names and values; empty, with a problem noted, when it does not."""
-    if folder.kind(name) == "missing":
-        return {}
-    try:
-        yaml = name.endswith(".yaml")
-        value = parse_yaml(folder.read(name, MOST_YAML)) if yaml else parse_json(folder.read(name, MOST_MAPPING))
-    except (OSError, ValueError) as error:
-        problems.append(f"{name} cannot be read: {first_line(error, folder.path)}.")
-        return {}
-    if not isinstance(value, dict):
-        problems.append(f"{name} does not hold names and values: it was left out.")
-        return {}
-    return {str(key): item for key, item in value.items()}
-
-
 def read_log(folder: Folder, run: Run) -> None:
     """The epochs, each once (a resumed run logs some again: the later counts), and what was kept."""
     if folder.kind(LOG) == "missing":
@@ -123,7 +106,7 @@ def read_log(folder: Folder, run: Run) -> None:
     try:
         lines = folder.read(LOG, MOST_LOG).split(b"\n")[:MOST_LINES]
     except (OSError, ValueError) as error:
-        run.problems.append(f"log.jsonl cannot be read: {first_line(error, folder.path)}.")
+        run.problems.append(f"log.jsonl cannot be read: {first_words(error, folder)}.")
         return
     bad, epochs, times = 0, {}, []
     lines = [line for line in lines if line.strip()]
@@ -187,7 +170,3 @@ def short_path(value: Any) -> Any:
     if isinstance(value, str) and os.path.isabs(value):
         return os.path.join("…", *Path(value).parts[-2:]) if len(Path(value).parts) > 3 else value
     return value
-
-
-def first_line(error: BaseException, folder: Path) -> str:
-    return shown(" ".join(str(error).replace(f"{folder}/", "").split()) or type(error).__name__, 160)

@@ -15,11 +15,13 @@ from torch import Tensor
 from usfan.budget import check_cost
 from usfan.errors import DataError, shown
 from usfan.evaluation.samples import made_here
-from usfan.files import MOST_JSON, Folder, parse_json
+from usfan.files import MOST_JSON, MOST_YAML, Folder, parse_json, parse_yaml
 from usfan.tensor_file import open_tensors_in
 
 MOST_VALUES = 1 << 28
 """Of all tables together: 170,000 images of 345 classes."""
+MOST_MAPPING = 32 << 20
+"""Bytes of a file of settings or figures."""
 MOST_NAME = 200
 TABLES = ("probs_before", "probs_after", "posterior_before", "posterior_after")
 VECTORS = ("weight", "entropy_before", "entropy_after", "unknown", "labels")
@@ -74,7 +76,7 @@ def read_samples(
     if folder.kind("samples.safetensors") == "missing":
         return None
     tensors = load_tensors(folder, problems)
-    described = read_description(folder, problems)
+    described = read_mapping(folder, "samples.json", problems, MOST_JSON)
     tensors = consistent(tensors, problems)
     if not tensors:
         return None
@@ -123,21 +125,25 @@ def load_tensors(folder: Folder, problems: list[str]) -> dict[str, Tensor]:
         return {}
 
 
-def read_description(folder: Folder, problems: list[str]) -> dict[str, Any]:
+def read_mapping(folder: Folder, name: str, problems: list[str], most: int = MOST_MAPPING) -> dict[str, Any]:
+    """A JSON or YAML file that holds names and values; empty, with a problem noted, when it does not."""
+    if folder.kind(name) == "missing":
+        return {}
     try:
-        missing = folder.kind("samples.json") == "missing"
-        value = {} if missing else parse_json(folder.read("samples.json", MOST_JSON))
+        yaml = name.endswith(".yaml")
+        value = parse_yaml(folder.read(name, MOST_YAML)) if yaml else parse_json(folder.read(name, most))
     except (OSError, ValueError) as error:
-        problems.append(f"samples.json cannot be read: {first_words(error, folder)}.")
+        problems.append(f"{name} cannot be read: {first_words(error, folder)}.")
         return {}
     if not isinstance(value, dict):
-        problems.append("samples.json does not hold names and values: it was left out.")
+        problems.append(f"{name} does not hold names and values: it was left out.")
         return {}
-    return value
+    return {str(key): item for key, item in value.items()}
 
 
 def first_words(error: Exception, folder: Folder) -> str:
-    return shown(" ".join(str(error).replace(f"{folder.path}/", "").split()), 200)
+    text = " ".join(str(error).replace(f"{folder.path}/", "").split())
+    return shown(text or type(error).__name__, 200)
 
 
 def consistent(tensors: dict[str, Tensor], problems: list[str]) -> dict[str, Tensor]:

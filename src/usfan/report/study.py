@@ -10,7 +10,7 @@ from typing import Any
 from usfan.errors import shown
 from usfan.files import Folder
 from usfan.report.blocks import Block, Cell, Table, is_number
-from usfan.report.read_run import read_mapping
+from usfan.report.read_samples import read_mapping
 from usfan.report.tables import column_cells
 
 MOST_CELLS = 10_000

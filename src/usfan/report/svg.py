@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 
 from usfan.report.blocks import number
 
@@ -154,15 +155,14 @@ def padded(values: np.ndarray, share: float = 0.06) -> tuple[float, float]:
     return low - room, high + room
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from low to high."""
-    raw = (high - low) / max(about, 1)
-    if not (math.isfinite(raw) and raw > 0):
+def ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers from low to high; whole ones for epochs."""
+    if not 0 < high - low < 1e300:
         return [low]
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, first + about + 3) if i * step <= high + 1e-9 * step]
+    steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+    found = MaxNLocator(about, integer=whole, steps=steps).tick_values(low, high)
+    slack = 1e-9 * (high - low)
+    return [round(float(value), 12) for value in found if low - slack <= value <= high + slack] or [low]
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
@@ -176,10 +176,3 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     if round(step, decimals) != round(step, 6):
         decimals += 1  # a step of 2.5 × 10ⁿ
     return [f"{v:,.{decimals}f}".replace("-", "−") for v in values]
-
-
-def whole_ticks(low: int, high: int, about: int = 6) -> list[float]:
-    """Whole numbers: epochs."""
-    step = max(1, math.ceil((high - low) / about))
-    step = next((m for m in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000) if m >= step), step)
-    return [float(i) for i in range(low - low % step, high + 1, step) if i >= low]

@@ -73,7 +73,8 @@ def class_table(prefix: str, run: Run, samples: Samples) -> Table:
     if samples.labels is not None:
         columns += ["images", "accuracy before (%)", "accuracy after (%)", "change"]
         images = count(samples.labels, K).tolist()
-        accuracy = [class_accuracy(run, samples, when) for when in ("before", "after")]
+        stored = (run.figures(when).get("per_class_accuracy") for when in ("before", "after"))
+        accuracy = [found if isinstance(found, dict) else {} for found in stored]
         for k, name in enumerate(names):
             before, after = (known.get(name) for known in accuracy)
             rows[k] += [figure_cell(images[k]), percent_cell(before), percent_cell(after), change_cell(before, after)]
@@ -91,19 +92,6 @@ def class_table(prefix: str, run: Run, samples: Samples) -> Table:
         for k, row in enumerate(rows):
             row.append(Cell(f"{means[k]:.2f}", means[k]) if is_number(means[k]) else Cell("–"))
     return Table(f"{prefix}-classes", "By class", "Press a heading to sort by it.", columns, rows, wide=True)
-
-
-def class_accuracy(run: Run, samples: Samples, when: str) -> dict[str, float | None]:
-    """From metrics.json, else counted from the point estimates."""
-    stored = run.figures(when).get("per_class_accuracy")
-    if isinstance(stored, dict):
-        return stored
-    if samples.labels is None or when not in samples.predicted:
-        return {}
-    K = len(samples.classes)
-    total, right = count(samples.labels, K), count(samples.labels[decisions(samples, when) == samples.labels], K)
-    names = [*samples.classes, unknown_name(samples.classes)]
-    return {n: 100 * r / t if t else None for n, r, t in zip(names, right.tolist(), total.tolist(), strict=True)}
 
 
 def count(index: Tensor, K: int) -> Tensor:

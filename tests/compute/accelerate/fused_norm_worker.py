@@ -11,7 +11,8 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from usfan.compute.accelerate import fused_norm, norm_kernels
-from usfan.compute.accelerate.fused_norm import fused_kind, norm_clamp, plain_norms, worth_fusing
+from usfan.compute.accelerate.fused_norm import fused_kind, norm_clamp, worth_fusing
+from usfan.compute.accelerate.layers import plain_layers
 
 DEVICE = torch.device(sys.argv[1])
 if DEVICE.type == "cpu":
@@ -78,7 +79,7 @@ def in_a_network(layer: nn.Module, act: nn.Module | None) -> None:
         y = own.train()(x)
         with torch.no_grad():
             found.append((y, own.eval()(x), own.running_var))
-        plain_norms(own)
+        plain_layers(own)
         assert type(own) is type(layer)
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)

@@ -16,9 +16,9 @@ from usfan.compute.accelerate.fused_norm import (
     fuse_norms,
     fused_kind,
     kernels_run,
-    plain_norms,
     worth_fusing,
 )
+from usfan.compute.accelerate.layers import plain_layers
 
 
 def test_kernels_against_float64() -> None:
@@ -43,7 +43,7 @@ def test_layers_change_their_class_and_back() -> None:
     net[1].__class__ = fused_kind(nn.BatchNorm2d)
     assert isinstance(net[1], FusedNorm)
     assert net.state_dict().keys() == Net().state_dict().keys()
-    plain_norms(net)
+    plain_layers(net)
     assert [type(layer) for layer in net] == kinds
 
 

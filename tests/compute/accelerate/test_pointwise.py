@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from usfan.compute.accelerate.pointwise import PointwiseConv2d, is_pointwise, multiply_pointwise, plain_pointwise
+from usfan.compute.accelerate.layers import plain_layers
+from usfan.compute.accelerate.pointwise import PointwiseConv2d, is_pointwise, multiply_pointwise
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -40,5 +41,5 @@ def test_only_plain_ones_are_taken_and_given_back() -> None:
     net = nn.Sequential(nn.Conv2d(8, 8, 1), *others)
     multiply_pointwise(net)
     assert [type(layer) for layer in net] == [PointwiseConv2d, *[nn.Conv2d] * 4]
-    plain_pointwise(net)
+    plain_layers(net)
     assert [type(layer) for layer in net] == [nn.Conv2d] * 5

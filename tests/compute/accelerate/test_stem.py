@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from usfan.compute.accelerate.stem import BlockedConv2d, block_stems, plain_stems
+from usfan.compute.accelerate.layers import plain_layers
+from usfan.compute.accelerate.stem import BlockedConv2d, block_stems
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -53,5 +54,5 @@ def test_it_can_be_undone_and_keeps_its_weights() -> None:
     assert sum(type(m) is BlockedConv2d for m in net.modules()) == 1
     assert list(net.state_dict()) == names
     assert type(copy.deepcopy(net).conv1) is BlockedConv2d
-    plain_stems(net)
+    plain_layers(net)
     assert [type(m) for m in net.modules()] == kinds

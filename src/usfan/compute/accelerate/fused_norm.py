@@ -137,12 +137,6 @@ def fuse_norms(module: nn.Module, device: torch.device, dtype: torch.dtype = tor
             layer.__class__ = fused_kind(type(layer))  # type: ignore[arg-type]
 
 
-def plain_norms(module: nn.Module) -> None:
-    for layer in batch_norms(module):
-        if isinstance(layer, FusedNorm):
-            layer.__class__ = type(layer).__mro__[2]
-
-
 @functools.cache
 def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels can be built here, and say what torch says."""

@@ -36,9 +36,3 @@ def multiply_pointwise(module: nn.Module) -> None:
     for layer in module.modules():
         if is_pointwise(layer):
             layer.__class__ = PointwiseConv2d
-
-
-def plain_pointwise(module: nn.Module) -> None:
-    for layer in module.modules():
-        if type(layer) is PointwiseConv2d:
-            layer.__class__ = nn.Conv2d  # type: ignore[assignment]

@@ -54,9 +54,3 @@ def block_stems(module: nn.Module) -> None:
     for layer in module.modules():
         if worth_blocking(layer):
             layer.__class__ = BlockedConv2d
-
-
-def plain_stems(module: nn.Module) -> None:
-    for layer in module.modules():
-        if type(layer) is BlockedConv2d:
-            layer.__class__ = nn.Conv2d  # type: ignore[assignment]
