@@ -273,7 +273,7 @@ def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_p
     assert (row["abstained"], row.get("label")) == (True, None)
     assert usfan("predict", model, photos[0], "--out", tmp_path / "table.csv", *TINY) == 0
     assert (tmp_path / "table.csv").read_text().count("\n") == 2
-    assert "table.csv: 1 predictions, as CSV (--json writes JSON lines)" in capsys.readouterr().err
+    assert "table.csv: 1 prediction, as CSV (--json writes JSON lines)" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{photos[0]}\n{photos[1]}\n"))
     capsys.readouterr()
     assert usfan("predict", model, "-", "--json", *TINY) == 0

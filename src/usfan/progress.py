@@ -223,7 +223,8 @@ def print_metrics(metrics: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(escaped(title), style="table.title"))  # a path with brackets in it is no mark-up
+    say(title)
+    table = Table()
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in metrics.items():

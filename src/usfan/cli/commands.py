@@ -275,7 +275,8 @@ def predict(settings: dict[str, Any]) -> None:
             sys.stdout.write(table.read_text(encoding="utf-8"))
     say_skipped(data)
     if out is not None:
-        say(f"{out}: {count} predictions, as {'JSON lines' if as_json else 'CSV (--json writes JSON lines)'}")
+        form = "JSON lines" if as_json else "CSV (--json writes JSON lines)"
+        say(f"{out}: {count:,} prediction{'s' * (count != 1)}, as {form}")
 
 
 def report(settings: dict[str, Any]) -> None:

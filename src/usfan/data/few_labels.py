@@ -131,6 +131,7 @@ def find_class(row: Row, names: dict[str, int]) -> int:
     name = canonical(str(row.name))
     if name in names:
         return names[name]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"its classes are {some(list(names))}"
+    folded = {known.casefold(): known for known in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else f"its classes are {some(list(names))}"
     raise DataError(f"{row.place}: the model has no class {one_line(name)}: {hint}")

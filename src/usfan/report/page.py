@@ -46,8 +46,9 @@ def write_page(
     `follow`: the user named `out`, so a link there is followed.
     """
     compared = comparison(found) if len(found) > 1 else None
-    with bar("report", len(found) * len(DETAILS), unit="runs") as shown:
+    with bar("report", len(found), unit="runs") as shown:
         for detail in DETAILS:
+            shown.set(0)
             parts = []
             for i, run in enumerate(found, 1):
                 parts.append(run_part(f"r{i}", run, detail))

@@ -104,6 +104,6 @@ def told(names: tuple[str, ...], given: Sequence[str]) -> str:
         which = "capitals come first, as in torchvision's ImageFolder"
         return f"{which} ({some(names, NAMED)}): pass classes=sorted(names), or a file with the names in this order"
     if len(names) <= NAMED:
-        return f"the order is {', '.join(names)}: pass classes= in this order"
+        return f"the order is {', '.join(names)}: pass classes=, or --classes FILE, in this order"
     moved = [f"{j} is {name}" for j, name in enumerate(names) if name != given[j]]
     return f"output {some(moved, 4)}: pass classes= in the order of the model's outputs"
