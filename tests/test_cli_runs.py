@@ -226,7 +226,7 @@ def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
     assert "few.csv" not in (private / "config.yaml").read_text()
     call = ("adapt", model, target, "--out", tmp_path / "bad", *ADAPT)
     table.write_text("path,label\nnowhere.png,class-0\n")
-    assert "few.csv, line 2: nowhere.png is no image of target" in refused(*call, "--labels", table)
+    assert "few.csv, line 2: nowhere.png is not an image of target" in refused(*call, "--labels", table)
     table.write_text("path,label\nclass-0/000.png,class-9\n")
     assert "few.csv, line 2: the model has no class class-9: did you mean" in refused(*call, "--labels", table)
     table.write_text("path,label\nclass-0/000.png,class-1\n")

@@ -14,7 +14,7 @@ _times: ContextVar[float] = ContextVar("budget", default=1.0)
 
 @contextlib.contextmanager
 def budget(times: float) -> Iterator[None]:
-    """Inside, all limits are so many times as high; the flag --budget of every command."""
+    """Multiplies all limits inside the block; the flag --budget of every command."""
     if not 0 < times <= 1e6:
         raise ConfigError(f"budget must be a number above 0 and at most 1000000; got {times}")
     token = _times.set(_times.get() * times)

@@ -115,7 +115,7 @@ class TrainConfig(OptimiserConfig):
     backbone: str = "resnet50"
     """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
     pretrained: str = "auto"
-    """auto (weights of usfan[offline] where they fit, else none), none, offline, timm (download), or a weights file."""
+    """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
     epochs: int = 50
     """Passes over the training part."""
     tune: str = "auto"

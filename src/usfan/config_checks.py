@@ -11,9 +11,9 @@ PRIORS = (1e-30, 1e30)
 TEMPERATURES = (1e-3, 1e3)
 DROPOUT_RATES = (1e-3, 0.99)
 MOST_MEMBERS = 64
-"""Of an ensemble."""
+"""Largest ensemble."""
 MOST_SOURCES = 16
-"""Models of a mixture."""
+"""Most models in a mixture."""
 MOST_RATE = 1e30
 """Learning rates, momentum and decay: what float32 holds, with room for a product."""
 

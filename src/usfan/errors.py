@@ -1,4 +1,4 @@
-"""Errors a user can mend, and how they quote a stranger's text.
+"""Errors that a user can fix, and how they quote a stranger's text.
 
 The command line prints a `UsfanError` as one line and exits with 2; any other exception is a fault.
 """

@@ -79,7 +79,7 @@ class Folder:
 
     @property
     def place(self) -> Path:
-        """A path to this very folder, for libraries that take paths: whatever its name stands for by now."""
+        """A path to this very folder, for libraries that take paths, even if its name has changed since."""
         own = Path(f"/dev/fd/{self.fd}")
         return own if own.is_dir() else self.path
 
@@ -166,7 +166,7 @@ class Folder:
         return handle
 
     def remove(self, name: str) -> None:
-        """Of a link, the link goes."""
+        """For a link, the link is removed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
@@ -201,7 +201,7 @@ class Folder:
 
 
 def remove_parts_of(folder: int) -> None:
-    """As `Folder.remove_parts`, for a descriptor."""
+    """Like `Folder.remove_parts`, for a descriptor."""
     for name in os.listdir(folder):
         if PARTS.fullmatch(name):
             with contextlib.suppress(OSError):
@@ -337,7 +337,7 @@ def read_yaml_in(folder: Folder, name: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Of a file that the user named. OSError or ValueError if it cannot be read."""
+    """Content of a file that the user named. OSError or ValueError if it cannot be read."""
     return parse_yaml(read_named(path, MOST_YAML))
 
 

@@ -58,7 +58,7 @@ def test_a_table_of_an_array_names_positions(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("path,label\nnowhere.png,mug\n", r"few\.csv, line 2: nowhere\.png is no image of photos"),
+        ("path,label\nnowhere.png,mug\n", r"few\.csv, line 2: nowhere\.png is not an image of photos"),
         ("path,label\nphotos/100CANON/0.png,mugg\n", r"line 2: the model has no class mugg: did you mean mug\?"),
         ("path,label\nphotos/100CANON/0.png,MUG\n", r"line 2: the model has no class MUG: did you mean mug\?"),
         ("path,label\nphotos/100CANON/0.png,42\n", r"no class 42: its classes are apple, mug, zebra"),

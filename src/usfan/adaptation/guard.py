@@ -58,7 +58,7 @@ class Look:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Look:
-        """Raises if it holds something else than numbers."""
+        """Raises if it holds anything but numbers."""
         intervals = {name: Interval(**{k: float(v) for k, v in stored[name].items()}) for name in ("near", "wide")}
         before, after = map(float, stored["structure"])
         changed, names, collapsed = float(stored["changed"]), float(stored["names"]), stored["collapse"]

@@ -1,6 +1,6 @@
 """What a network costs for one image, from a sketch of it on torch's meta device: nothing is allocated.
 
-A config is a few kilobytes and can ask for any input size. A network may cost twice what it costs at the size it is
+A config of a few kilobytes can request any input size. A network may cost twice what it costs at the size it is
 made for, or the floor below, whichever is more.
 """
 
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(network: nn.Module, spec: InputSpec) -> Cost:
-    """Of one image; whatever the network raises comes through."""
+    """Cost of one image. Errors of the network are passed on."""
     largest, operations = 0, 0.0
 
     def look(module: nn.Module, given: tuple[object, ...], result: object) -> None:

@@ -63,16 +63,16 @@ class SourceModel(ModelHubMixin):
     spec: InputSpec
     architecture: dict[str, Any]
     """What rebuilds the network: {"backbone", "bottleneck", …}, or {"module": class name, "head": layer} for a foreign
-    one, with "timm": name where timm makes it."""
+    one, with "timm": name if timm makes it."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """Of the training: settings and scores, no sample."""
+    """Settings and scores of the training; no sample."""
     temperature: float = 0.4
     samples: int = 128
     rival: Heads | None = None
     """What certainty comes from if not from the posterior: the point estimate, MC dropout or an ensemble."""
     kind = "source"
     report: ClassVar[Callable[..., Path]]
-    """`usfan.report_model` as a method. `usfan.api` gives it: a model knows nothing of pages."""
+    """`usfan.report_model` as a method. `usfan.api` adds it, because models do not import reports."""
     _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # set: the mixin collects no config of its own
 
     @property
@@ -191,7 +191,7 @@ class AdaptedModel(SourceModel):
     unknown_rule: Any = None
     """`adaptation.open_set.UnknownRule`, or None in closed set: how one image alone is judged unknown."""
     history: dict[str, Any] = field(default_factory=dict)
-    """Of the adaptation: what was kept and why, the validators per epoch. Saved with the run's metrics only."""
+    """History of the adaptation: what was kept and why, validators per epoch. Saved with the run's metrics only."""
     passes: Passes | None = None
     """The target before and after, fresh from `adapt`; not saved with the model."""
     alternative: AdaptedModel | None = None

@@ -37,9 +37,9 @@ from usfan.scoring.mixing import mixed, reordered, source_weights
 from usfan.scoring.outputs import Outputs
 
 TOLERANCE = 1e-4
-"""Of a graph that takes tensors, against torch."""
+"""Tolerance of a graph that takes tensors, against torch."""
 PROBABILITY_TOLERANCE = 1e-3
-"""Of a graph that takes photographs, against `predict`."""
+"""Tolerance of a graph that takes photographs, against `predict`."""
 TENSOR_OUTPUTS = ("features", "logits", "certainty")
 OUTPUTS = ("label", "probs", "posterior_probs", "certainty", "unknown")
 MEANINGS = {
@@ -47,7 +47,7 @@ MEANINGS = {
     "probs": "float32 N×K: probabilities of the point estimate, which decides the label",
     "posterior_probs": "float32 N×K: probabilities of the posterior predictive (or of the `uncertainty` that the "
     "metadata names), which knows what it has not seen",
-    "certainty": "float32 N: exp(−entropy of posterior_probs); 1 is certain, 1/K knows nothing",
+    "certainty": "float32 N: exp(−entropy of posterior_probs); 1 is certain, 1/K is uniform",
     "unknown": "bool N: judged to be of no known class (always false unless the model was adapted for open set)",
     "features": "float32 N×D: what the last layer sees",
     "logits": "float32 N×K: what the last layer gives",

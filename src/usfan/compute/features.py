@@ -43,7 +43,7 @@ class FeatureStore(PixelStore):
 
 
 class BackboneAlone(nn.Module):
-    """Gives the backbone's features where a classifier gives those of its bottleneck."""
+    """Gives the features of the backbone instead of those of the bottleneck."""
 
     def __init__(self, backbone: nn.Module, *, channels_last: bool = True) -> None:
         super().__init__()

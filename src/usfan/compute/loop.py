@@ -175,7 +175,7 @@ class Loop:
                 self.forward(self.feeder.view(*self.feeder.inputs(self.rows[rows])))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint needs to go on: the network and the momentum."""
+        """What a checkpoint needs to continue: the network and the momentum."""
         return {f"model.{k}": v for k, v in self.classifier.state_dict().items()} | self.optimiser.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ SMALL_PICTURES = 64
 
 
 class Feeder:
-    """Training views of a store: gathered on the device where the pixels lie there, else staged batch by batch."""
+    """Training views of a store: gathered on the device if the pixels are there, else staged batch by batch."""
 
     def __init__(self, store: PixelStore, spec: InputSpec, seed: int, runtime: Runtime) -> None:
         self.store, self.spec, self.seed, self.device = store, spec, seed, runtime.device
@@ -43,7 +43,7 @@ class Feeder:
         self.epoch = torch.zeros((), dtype=torch.long, device=runtime.device)
 
     def inputs(self, samples: Tensor) -> tuple[Tensor, ...]:
-        """What the step is called with: sample numbers and, where they must be brought, their pixels."""
+        """What the step is called with: sample numbers and, if they are staged, their pixels."""
         samples = samples.to(self.device)
         return (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
 
@@ -115,7 +115,7 @@ def extract(classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool
 
 
 def prepare(classifier: Classifier, spec: InputSpec, runtime: Runtime, *, steps: bool = False) -> Classifier:
-    """On the device, channels last where that is faster (`steps`: for training); with several processes, BatchNorm over
+    """On the device, channels last if that is faster (`steps`: for training); with several processes, BatchNorm over
     the global batch."""
     classifier = classifier.to(runtime.device)
     if runtime.device.type == "cuda" or (steps and faster_laid_out(classifier, spec)):
@@ -216,7 +216,7 @@ def own_batches(count: int, batch_size: int, runtime: Runtime) -> Iterator[tuple
 def replayed_pass(
     classifier: Classifier, store: PixelStore, spec: InputSpec, runtime: Runtime, steps: int
 ) -> Stepper | None:
-    """The batches of passes that go on while `classifier` learns, captured as the step is, where that is. Only pixels
+    """The batches of passes that run while `classifier` learns, captured if the step is. Only pixels
     that lie on the GPU can be gathered so."""
     if store.pixels.device.type != "cuda" or not worth_capturing(runtime, steps):
         return None
@@ -237,7 +237,7 @@ def pass_batch(
     *,
     compiled: bool = False,
 ) -> Tensor:
-    """Features of one batch of a pass; where memory runs out, in halves."""
+    """Features of one batch of a pass; in halves if memory runs out."""
     try:
         if store.pixels.ndim == 2:  # features of a frozen backbone
             images = store.batch(rows, runtime.device)

@@ -101,7 +101,7 @@ def as_runtime(runtime: Any = None, device: Any = None) -> Runtime:
 
 
 def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
-    """Choose the device and, where several processes were asked for, join them."""
+    """Choose the device and, if several processes were asked for, join them."""
     config = config or RuntimeConfig()
     kind = config.device
     if kind == "auto":

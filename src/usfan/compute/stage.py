@@ -25,6 +25,6 @@ class Stage:
 
     @classmethod
     def of(cls, config: Any, **more: Any) -> Stage:
-        """From a config whose settings are all decided; `more` goes on top."""
+        """From a config whose settings are all decided; `more` overrides them."""
         own = {item.name: getattr(config, item.name) for item in fields(cls) if hasattr(config, item.name)}
         return cls(**{**own, **more})

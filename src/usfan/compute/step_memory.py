@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ABOVE = 1.25
 """Peak over what autograd keeps."""
 SHARE = 0.8
-"""Of the free memory, from which a step may not fit."""
+"""Share of the free memory above which a step may not fit."""
 WORTH_SAYING = 2 << 30
 """Bytes from which a step's memory is said at all."""
 SMALL = 8 << 20

@@ -2,7 +2,7 @@
 
 On a GPU the first steps of each batch size run eagerly (they are real steps, and warm up), then the whole step (view,
 forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where
-capture fails the step goes on eagerly, and says so. Where memory runs out, what the backward pass needs is kept in host
+capture fails the step runs eagerly, and says so. If memory runs out, what the backward pass needs is kept in host
 memory: the same batch, the same statistics over it, the same result, only slower. It says so too.
 """
 
@@ -47,9 +47,9 @@ def no_step(*_: Tensor) -> Tensor:
 
 
 class Stepper:
-    """Calls `step(*inputs)`; on a GPU, where it pays, replays it as a CUDA graph, one per batch size.
+    """Calls `step(*inputs)`; on a GPU, if it pays, replays it as a CUDA graph, one per batch size.
 
-    `module` is the network that the step trains: where memory runs out half-way, its buffers are put back.
+    `module` is the network that the step trains: if memory runs out half-way, its buffers are restored.
     """
 
     def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int, module: nn.Module) -> None:
@@ -107,7 +107,7 @@ class Stepper:
         return self.step(*inputs)
 
     def _random_state(self, state: tuple[Tensor, Tensor | None] | None = None) -> tuple[Tensor, Tensor | None]:
-        """The state of the generators that dropout draws from; put back where one is given."""
+        """The state of the generators that dropout draws from; restored if one is given."""
         cuda = self.device.type == "cuda"
         if state is not None:
             torch.set_rng_state(state[0])

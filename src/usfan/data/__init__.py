@@ -1,1 +1,1 @@
-"""Images in: where they are, how they are decoded, and where the decoded pixels are kept."""
+"""Where images are, how they are decoded, and where the decoded pixels are kept."""

@@ -15,7 +15,7 @@ _CHUNK = 2**22  # values turned from float to uint8 at a time, so that no second
 def image_array(source: Any, name: str) -> np.ndarray:
     """uint8 N×H×W (grey) or N×H×W×3, from any of the layouts above. uint8 input is not copied.
 
-    Where both the second and the last axis could hold the channels, a tensor is read as N×C×H×W, an array as N×H×W×C.
+    If both the second and the last axis could hold the channels, a tensor is read as N×C×H×W, an array as N×H×W×C.
     """
     array, channels_first = _numpy(source, name)
     if array.ndim not in (3, 4):
@@ -43,7 +43,7 @@ def one_image(source: Any, where: str) -> np.ndarray:
 
 
 def as_uint8(array: np.ndarray, name: str) -> np.ndarray:
-    """uint8 as it is; floats in [0, 1] times 255, rounded. Anything else is refused: the scale would be a guess."""
+    """uint8 as it is; floats in [0, 1] times 255, rounded. Anything else is refused: its scale is unknown."""
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":

@@ -1,6 +1,6 @@
 """Decode once: all readable images of a set as uint8 N×C×S×S, on the GPU, in host memory, or on the disk.
 
-Where they go is decided by size: on the device where they fit `memory_share` of its free memory, else in host memory
+Their size decides where they go: on the device if they fit into `memory_share` of its free memory, else in host memory
 under the same share (pinned when the device is a GPU), else in a file that is mapped into memory. A file under
 `cache_dir` is also kept, and used again by later runs over the same images and settings (see `cache_file`).
 """
@@ -155,7 +155,7 @@ class _Build:
         return found
 
     def key(self) -> str:
-        """Of the images and of all that shapes their pixels."""
+        """Digest of the images and of everything that changes their pixels."""
         settings = [self.data.fingerprint(), self.form, cache_file.VERSION, ["pillow", PIL.__version__]]
         return blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
 

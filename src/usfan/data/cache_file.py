@@ -48,7 +48,7 @@ _MOST_HEADER = 2**28
 
 
 class BadCacheFile(Exception):
-    """The file is not a whole cache of the images asked for; it is built anew."""
+    """The file is not a whole cache of the images asked for; it is built again."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Header:
 
 
 class Writer:
-    """Writes pixels as they come, then the header. Works on a file of a passing name that the caller renames."""
+    """Writes pixels as they come, then the header. Writes to a temporary name that the caller renames."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -104,7 +104,7 @@ def read(
             read_into(file, header, pixels)
             return header, pixels
     except (BadCacheFile, NotAFile) as error:
-        _log.warning("building the cache file %s anew: %s", path, error)
+        _log.warning("building the cache file %s again: %s", path, error)
         return None
 
 
@@ -203,7 +203,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file of a passing name to write to; it gets its own name at the end, or goes when something fails."""
+    """A temporary file to write to; it gets its own name at the end, or is removed if something fails."""
     with whole_file(path) as part, open(part, "wb") as file:
         yield file
 

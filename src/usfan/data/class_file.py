@@ -11,7 +11,7 @@ from usfan.errors import DataError
 from usfan.files import parse_json, read_named
 
 MOST_BYTES = 16 << 20
-"""Of a file of class names, as of a model's config."""
+"""Limit of a file of class names, as for a model's config."""
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def is_hugging_face(source: Any) -> bool:
 
 
 def from_dataset(source: Any, classes: Sequence[str] | None, name: str) -> Read:
-    """Labels come from `.targets` or `.labels` where the dataset has them; else every item is asked once."""
+    """Labels come from `.targets` or `.labels` if the dataset has them; else every item is read once."""
     count = _length(source, name)
     if classes is None:
         classes = _own_classes(source)

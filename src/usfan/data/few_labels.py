@@ -122,9 +122,7 @@ class Places:
                 if self.root is not None and not inside(place, self.root):
                     raise DataError(f"{row.place}: {one_line(path)} leaves the root {one_line(self.root)}")
                 return self.positions[place]
-        raise DataError(
-            f"{row.place}: {one_line(path)} is no image of {self.name}: labels are for images that are adapted to"
-        )
+        raise DataError(f"{row.place}: {one_line(path)} is not an image of {self.name}: give labels of images in it")
 
 
 def find_class(row: Row, names: dict[str, int]) -> int:

@@ -25,9 +25,9 @@ class Folder(NamedTuple):
 
 
 def scan(folder: str, *, unlabelled: bool = False) -> Folder:
-    """Find the images. Hidden files and folders are passed over; symbolic links are followed.
+    """Find the images. Hidden files and folders are skipped; symbolic links are followed.
 
-    Class folders without images are passed over too. Images beside class folders are refused: they have no class.
+    Class folders without images are skipped too. Images beside class folders are refused: they have no class.
     With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
     """
     images, folders, others = _listing(folder)

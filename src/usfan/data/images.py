@@ -1,6 +1,6 @@
 """Where the pictures of an `ImageData` come from: files, an array, or a dataset object.
 
-The three kinds share one small interface, `Images`. Each also says who is to blame for a bad picture (`where`), and can
+The three kinds share one small interface, `Images`. Each also names a bad picture (`where`), and can
 digest its content, which keys the cache.
 """
 
@@ -110,7 +110,7 @@ class ArrayImages:
         return ArrayImages(self.pixels, self.name, self.indices[np.asarray(indices, dtype=np.int64)])
 
     def digest(self) -> str:
-        """Of the shape and every byte."""
+        """Digest of the shape and every byte."""
         hashed = blake2b(f"{len(self)}{self.pixels.shape[1:]}".encode(), digest_size=16)
         for start in range(0, len(self), 1024):
             hashed.update(self.pixels[self.indices[start : start + 1024]].tobytes())
@@ -144,7 +144,7 @@ class DatasetImages:
         return DatasetImages(self.dataset, self.name, self.column, [self.indices[i] for i in indices])
 
     def digest(self) -> str:
-        """Of Hugging Face's own fingerprint where there is one, else of every picture: each is decoded for it."""
+        """Uses Hugging Face's own fingerprint if there is one, else decodes every picture."""
         hashed = blake2b(f"{len(self)}".encode(), digest_size=16)
         own = getattr(self.dataset, "_fingerprint", None)
         if isinstance(own, str):

@@ -1,4 +1,4 @@
-"""What a user names on the command line for prediction: photographs, folders, lists, and paths on standard input."""
+"""Inputs of `usfan predict`: photographs, folders, lists, and paths on standard input."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from usfan.errors import DataError
 def open_inputs(
     given: Sequence[str], *, root: str | None = None, strict: bool = False, standard_input: TextIO | None = None
 ) -> ImageData:
-    """All images that these name, without labels, in their order. `-` stands for one path per line of standard input.
+    """All named images, without labels, in order. `-` stands for one path per line of standard input.
 
-    A photograph that is not there stays in the list: its row says so. A folder or a list that is not there is an error.
+    A missing photograph stays in the list, and its row says so. A missing folder or list is an error.
     """
     if len(given) == 1 and given[0] != "-" and not _is_photograph(given[0]):
         return ImageData(given[0], unlabelled=True, root=root, strict=strict)
@@ -43,7 +43,7 @@ def open_inputs(
 
 
 def _with_paths(data: ImageData, paths: list[str]) -> ImageData:
-    """The same data of these files, which need not be there."""
+    """The same data for these files, which may be missing."""
     data._images, data.paths = FileImages(paths), paths
     return data
 

@@ -26,7 +26,7 @@ class Labels(NamedTuple):
     """LongTensor[N], indices into `classes`."""
     classes: tuple[str, ...]
     named: bool
-    """False where the classes are mere numbers: such labels are matched by position."""
+    """False if the classes are plain numbers: such labels are matched by position."""
     guessed: bool = False
     """Whether the names are those of the folders in which the images of a numbered list lie: they may be no classes."""
 
@@ -110,7 +110,7 @@ def share_no_name(names: Iterable[str], classes: Sequence[str]) -> bool:
 
 
 def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Tensor:
-    """Labels that index `classes`: by name, or by position where the data knows numbers only, or a list has numbers and
+    """Labels that index `classes`: by name, or by position if the data has numbers only, or a list has numbers and
     lies in folders of which none is named as a class.
 
     Images of other classes get the label K = len(classes) with `open_set`, and are refused without. Only classes that

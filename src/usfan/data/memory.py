@@ -14,7 +14,7 @@ Place = Literal["device", "pinned", "host", "disk"]
 def choose_place(size: int, device: torch.device, share: float) -> Place:
     """The fastest place whose free memory holds `size` bytes within `share` of it.
 
-    Torch rounds pinned memory up to a power of two; where only the plain size fits, plain host memory is used.
+    Torch rounds pinned memory up to a power of two; if only the plain size fits, plain host memory is used.
     """
     host = share * free_host_memory()
     if device.type == "cuda":
@@ -26,7 +26,7 @@ def choose_place(size: int, device: torch.device, share: float) -> Place:
 
 
 def free_host_memory() -> int:
-    """Bytes that can still be taken without swapping: the machine's, or the container's where that is less."""
+    """Bytes that can still be taken without swapping: the machine's, or the container's if that is less."""
     free = _machine_memory()
     limited = _container_memory(Path("/sys/fs/cgroup"))
     return free if limited is None else min(free, limited)

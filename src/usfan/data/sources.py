@@ -39,7 +39,7 @@ class ImageData:
     Classes stand in case-insensitive alphabetical order. `classes=` fixes another order, or names numbered labels; of
     images without labels it is only kept. `unlabelled=` ignores labels, and takes folders of any names and depth.
     `root=` is the folder that relative paths count from, and that no image may leave. `strict=` makes an unreadable
-    image an error where it would be skipped. `name=` is what messages call the data.
+    image an error instead of skipping it. `name=` is what messages call the data.
     """
 
     classes: tuple[str, ...] | None

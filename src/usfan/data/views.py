@@ -22,12 +22,12 @@ from usfan.errors import ConfigError
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a network wants to see."""
+    """The input that a network takes."""
 
     channels: int = 3
     """3 for colour, 1 for grey."""
     size: int = 224
-    """Side of the square that the network sees."""
+    """Side of the square input of the network."""
     resize: int = 256
     """Side of the square that images are resized to before the crop."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)

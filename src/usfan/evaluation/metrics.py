@@ -125,7 +125,7 @@ def confusion(label: Tensor, predicted: Tensor, K: int) -> Tensor:
 
 
 def class_accuracies(right: Tensor, total: Tensor) -> list[float | None]:
-    """Percent right of each class; None where `total` is 0."""
+    """Percent right of each class; None if `total` is 0."""
     return [100 * r / n if n else None for r, n in zip(right.tolist(), total.tolist(), strict=True)]
 
 

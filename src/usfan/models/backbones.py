@@ -44,9 +44,9 @@ class Backbone:
 
     module: nn.Module
     features: int
-    """Width of what it gives."""
+    """Number of features that it returns."""
     spec: InputSpec
-    """What it wants to see."""
+    """The input it takes."""
     weights: dict[str, str] | None
     """The pretrained weights it starts from, {"from": offline, timm or file, "hash": of the tensors}; None if it
     starts from random ones."""
@@ -103,7 +103,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
-    """A timm model; a name that timm does not know, or weights that cannot be had, are the user's to mend."""
+    """A timm model. An unknown name, or unavailable weights, are errors that the user can fix."""
     import timm
 
     if not timm.is_model(name.split(".")[0]):
@@ -227,7 +227,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
     path = Path(os.path.realpath(path))  # the user named it: a link is followed
     if not path.is_file():
-        raise ConfigError(f"{path} is no regular file")
+        raise ConfigError(f"{path} is not a regular file")
     if path.suffix == ".safetensors":
         try:
             return read_tensors(path)
@@ -238,7 +238,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
         raise ConfigError(
-            f"{path} is not a state dict that can be read safely: it is no file of torch.save, or it holds more than "
+            f"{path} is not a state dict that can be read safely: it was not written by torch.save, or holds more than "
             "tensors by name; write it with torch.save(model.state_dict(), FILE), or as safetensors"
         ) from error
     for key in ("state_dict", "model", "model_state_dict"):
@@ -263,7 +263,7 @@ def check_archive(path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """By name where the names fit (a classifier in the file is left out), else in order where every shape fits."""
+    """By name if the names fit (a classifier in the file is left out), else in order if every shape fits."""
     state = read_state(path)
     own = model.state_dict()
     named = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}

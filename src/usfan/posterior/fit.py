@@ -6,7 +6,7 @@ For a softmax layer with logits Wφ, φ = [z, 1], the generalised Gauss–Newton
     A = N⁻¹ Σ φφᵀ             D' × D'   (D' = D + 1 with a bias, D without)
     B = Σ (diag(p) − ppᵀ)     K × K
 
-As Σ_k p_k = 1, B_kk = Σ_{j≠k} Σ p_k p_j: B is taken from the products alone, so that nothing cancels where p ≈ 1.
+As Σ_k p_k = 1, B_kk = Σ_{j≠k} Σ p_k p_j: B is taken from the products alone, so that nothing cancels if p ≈ 1.
 So the Hessian of the negative log-posterior (Eq. 5 of the paper, H = V ⊗ U) is B ⊗ A + δI for a prior precision δ.
 With eigenvalues a of A, b of B and λ = {a_d b_k}, P = D'K, the log evidence is, up to the log-likelihood,
 
@@ -43,7 +43,7 @@ class Factors:
     count: int
     """N."""
     log_likelihood: float | None = None
-    """Σ log p[label], where labels were given."""
+    """Σ log p[label], if labels were given."""
 
     def __add__(self, other: Factors) -> Factors:
         both = None

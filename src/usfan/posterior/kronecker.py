@@ -82,7 +82,7 @@ class KroneckerPosterior:
     damping: str = "exact"
     """"exact" or "factored"."""
     log_likelihood: float | None = None
-    """Σ log p[label] of the samples seen, where labels were given."""
+    """Σ log p[label] of the samples seen, if labels were given."""
 
     @classmethod
     def fit(

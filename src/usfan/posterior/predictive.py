@@ -32,7 +32,7 @@ def sobol_normal(samples: int, dimensions: int, seed: int = 2022) -> Tensor:
     """M × K standard normal values from a scrambled Sobol sequence: the same on every machine and every call.
 
     Half of them mirror the others, so that their mean is zero; singular values made equal give them the covariance of
-    the normal: exactly I for even M ≥ 2K, and pairs at right angles where there are fewer. Left as they come, Sobol
+    the normal: exactly I for even M ≥ 2K, and orthogonal pairs if there are fewer. Left as they come, Sobol
     draws lose their lead over random ones from some 30 dimensions on.
     """
     half = (samples + 1) // 2

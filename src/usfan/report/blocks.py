@@ -74,7 +74,7 @@ class Thumbnail:
 
     label: str
     truth: str
-    """The true class, where it is another."""
+    """The true class, if it differs."""
     detail: str
     path: str
     uri: str = ""

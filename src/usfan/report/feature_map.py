@@ -16,7 +16,7 @@ SIZE = (360, 320)
 PALETTE = 12
 """Colours that can be told apart; more classes get a hue each."""
 BUTTONS = 40
-"""At most so many classes get a button; the most predicted ones."""
+"""Most classes that get a button; the most predicted ones do."""
 MARKS = {
     "all": "M{x} {y}h0",
     "correct": "M{x} {y}h0",

@@ -136,7 +136,7 @@ def changed_predictions(target: Any, data: Any = None, *, most: int = 20) -> Fig
 
 
 def picture_of(images: Any, where: str) -> Any:
-    """The image of a record, if it can be had."""
+    """The image of a record, if it is available."""
     if images is None:
         return None
     if images.paths is not None:

@@ -125,7 +125,7 @@ def draw_reliability(axes: Axes, probs: Tensor, labels: Tensor, css: str, name: 
 
 
 def weight_figure(prefix: str, samples: Samples) -> Figure | None:
-    """The certainty weights exp(−H) of the final model, 20 bins; stacked by group where labels exist."""
+    """The certainty weights exp(−H) of the final model, 20 bins; stacked by group if labels exist."""
     weight = samples.get("weight")
     if weight is None:
         return None

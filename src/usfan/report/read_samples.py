@@ -19,7 +19,7 @@ from usfan.files import MOST_JSON, MOST_YAML, Folder, parse_json, parse_yaml
 from usfan.tensor_file import open_tensors_in
 
 MOST_VALUES = 1 << 28
-"""Of all tables together: 170,000 images of 345 classes."""
+"""Limit of all tables together: 170,000 images of 345 classes."""
 MOST_MAPPING = 32 << 20
 """Bytes of a file of settings or figures."""
 MOST_NAME = 200

@@ -134,7 +134,7 @@ def path_of(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def widened(limits: tuple[float, float]) -> tuple[float, float]:
-    """The range, or one around it where it has no width."""
+    """The range, or one around it if it has no width."""
     low, high = limits
     if not (math.isfinite(low) and math.isfinite(high)):
         return 0.0, 1.0
@@ -166,7 +166,7 @@ def ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> li
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """As many decimals as it takes to tell neighbours apart."""
+    """The number of decimals that tells neighbours apart."""
     if len(values) < 2:
         return [number(v) for v in values]
     step = min(abs(b - a) for a, b in itertools.pairwise(values))

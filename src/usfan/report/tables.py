@@ -56,7 +56,7 @@ def change_cell(before: Any, after: Any, *, higher_is_better: bool = True) -> Ce
 
 
 def decisions(samples: Samples, when: str) -> Tensor:
-    """The predicted class; K where the final model flagged the image as unknown."""
+    """The predicted class; K if the final model flagged the image as unknown."""
     predicted = samples.predicted[when]
     if when == "after" and samples.unknown is not None:
         predicted = torch.where(samples.unknown, len(samples.classes), predicted)
@@ -64,7 +64,7 @@ def decisions(samples: Samples, when: str) -> Tensor:
 
 
 def class_table(prefix: str, run: Run, samples: Samples) -> Table:
-    """How often each class is predicted, how surely, and how rightly where labels exist."""
+    """How often each class is predicted, how certain and, if labels exist, how accurate."""
     K, names = len(samples.classes), list(samples.classes)
     open_set = samples.unknown is not None or (samples.labels is not None and int(samples.labels.max()) == K)
     names += [unknown_name(names)] if open_set else []
@@ -99,7 +99,7 @@ def count(index: Tensor, K: int) -> Tensor:
 
 
 def confusion_tables(prefix: str, samples: Samples) -> list[Table | Note]:
-    """The matrix after adaptation where it fits, and the largest confusions."""
+    """The matrix after adaptation if it fits, and the largest confusions."""
     if samples.labels is None or "after" not in samples.predicted:
         return []
     K = len(samples.classes)

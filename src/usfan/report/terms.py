@@ -12,7 +12,7 @@ VALIDATORS = {
     "diversity": "How evenly the classes are used: 1 if all are used alike.",
     "coverage": "Share of the classes that at least one image is given.",
     "largest_class": "Share of the images in the class that is given most often.",
-    "drift": "Share of the images whose prediction is no longer the source model's.",
+    "drift": "Share of images whose prediction differs from the source model's.",
     "certain": "Share of the images whose prediction is more than half-way from a guess to certainty.",
     "structure": "How much more often near images get the same prediction than by chance, as another network sees "
     "them: 1 if always.",
@@ -24,7 +24,7 @@ VALIDATORS = {
 TERMS = {
     "source model": "The model before adaptation, as it was trained on other images.",
     "point estimate": "The ordinary prediction of the network. It decides the class.",
-    "posterior": "The prediction averaged over all last layers that fit the training images: less sure where the "
+    "posterior": "The prediction averaged over all last layers that fit the training images: less sure if the "
     "training images say little.",
     "certainty, or weight": "exp(−entropy of the posterior's prediction): 1 is certain, 1/K (K classes) is a guess. It "
     "weighs each image in the adaptation.",

@@ -49,7 +49,7 @@ def agreement(predictions: Sequence[Tensor]) -> float:
 
 
 def read_predictions(path: Path) -> Tensor | None:
-    """None where they are not to be had: no cell, one from before predictions were kept, or a damaged file."""
+    """None if they are unavailable: no cell, one from before predictions were kept, or a damaged file."""
     try:
         return read_tensors(path).get(PREDICTED)
     except (OSError, ArtifactError):
@@ -77,7 +77,7 @@ def agreements(study: Suite) -> dict[str, dict[str, float]]:
 
 
 def write_agreement(study: Suite) -> str:
-    """agreement.json and agreement.md; the text of the latter, or nothing where no two runs can be compared."""
+    """agreement.json and agreement.md; the text of the latter, or nothing if no two runs can be compared."""
     found, files = agreements(study), [study.out / f"agreement.{kind}" for kind in ("json", "md")]
     if not found:
         for file in files:

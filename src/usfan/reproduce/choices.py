@@ -24,7 +24,7 @@ PAPER = ("source-only", "shot-im", "shot-im-entropy", "shot", "u-sfan", "u-sfan+
 
 
 OWN_SEEDS = (0, 1, 2)
-"""Of a study of own domains."""
+"""Defaults of a study of own domains."""
 
 
 def find_domains(name: str | None, root: Any, *, allow_counts: bool, allow_classes: bool) -> Found:
@@ -111,7 +111,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, where it is one."""
+    """The commit of this checkout, if it is one."""
     try:
         found = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],

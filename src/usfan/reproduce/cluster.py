@@ -30,7 +30,7 @@ from usfan.reproduce.place import LOCAL
 from usfan.reproduce.suite import Cell, Show, Suite
 
 RETRIES = 3
-"""How often a task is run again whose worker was lost: a cell that needs more memory than there is would go on so."""
+"""How often a task is repeated if its worker was lost. A cell that needs too much memory must not repeat forever."""
 PATIENCE = 10.0
 """Seconds until a file that a worker wrote must be there: network disks show it late."""
 OBJECT_STORE = 80 << 20

@@ -40,7 +40,7 @@ def aggregate(rows: Iterable[Row], metric: str = "accuracy") -> dict[str, dict[s
     """`{method: {task: Cell, …, "A→*": Cell, …, "avg": Cell}}`, methods and tasks in the order they first appear.
 
     `A→*` is the average over the targets of source A. It and `avg` count only the seeds that have all of their tasks,
-    and are left out where there are none: an average over half of the tasks is not comparable.
+    and are left out if there are none: an average over half of the tasks is not comparable.
     """
     values: dict[str, dict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:

@@ -151,7 +151,7 @@ class Suite:
 
     @property
     def name(self) -> str | None:
-        """Of the benchmark; None for own domains."""
+        """The benchmark's; None for own domains."""
         return self.benchmark.name if self.benchmark.recipe else None
 
     def run(self, run_cells: Callable[[Suite, Show], None] | None = None) -> Table:
@@ -367,7 +367,7 @@ class Suite:
         return table
 
     def entropy_figures(self) -> None:
-        """The paper's entropy densities of each task at the first seed, where both methods were run; closed set."""
+        """The paper's entropy densities of each task at the first seed, if both methods were run in closed set."""
         for source, target in self.pairs if len(self.pairs) <= MOST_FIGURES and self.setting == "closed" else ():
             files = [self.tensors_path(self.seeds[0], source, target, method) for method in ENTROPY_METHODS]
             if all(file.is_file() for file in files):

@@ -22,7 +22,7 @@ class PaperRow:
     method: str | None
     """Our name of the same method, or None."""
     values: Mapping[str, float | None]
-    """Column → number; None where the paper prints a dash."""
+    """Column → number; None if the paper prints a dash."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def _table(entry: dict[str, Any]) -> PaperTable:
 
 
 def tables_of(benchmark: str, setting: str = "closed") -> tuple[PaperTable, ...]:
-    """The tables about one benchmark; the one with per-task numbers comes first. Empty where the paper has none."""
+    """The tables about one benchmark; the one with per-task numbers comes first. Empty if the paper has none."""
     found = [table for table in paper_tables() if (table.benchmark, table.setting) == (benchmark, setting)]
     return tuple(sorted(found, key=lambda table: not any("→" in column for column in table.columns)))
 
 
 def paper_rows(benchmark: str, setting: str = "closed") -> dict[str, dict[str, float]]:
-    """`{method as printed: {task: number, …, "avg": printed average}}`; empty where the paper has no such table.
+    """`{method as printed: {task: number, …, "avg": printed average}}`; empty if the paper has no such table.
 
     Methods that stand only in a table of averages (Table 1) or of classes (Table A3) have `avg` alone.
     On a benchmark with one task, that task and the average are the same number.
@@ -95,7 +95,7 @@ def paper_rows(benchmark: str, setting: str = "closed") -> dict[str, dict[str, f
 def paper_row(benchmark: str, method: str, setting: str = "closed") -> dict[str, float] | None:
     """The paper's numbers for one of our methods, or None.
 
-    `source-only` is the row Source-Only (Table 1) where there is one. The rows ResNet-50 and ResNet-101 stand in for it
+    `source-only` is the row Source-Only (Table 1) if there is one. The rows ResNet-50 and ResNet-101 stand in for it
     elsewhere: they were taken from earlier papers, so they are not the source models of the same recipe.
     """
     rows = paper_rows(benchmark, setting)

@@ -163,7 +163,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Folder]:
-        """The folder, by its descriptor; a process that only reads opens it anew."""
+        """The folder, by its descriptor; a process that only reads opens it again."""
         if self._folder is not None and self._folder.fd >= 0:
             yield self._folder
         else:
@@ -171,7 +171,7 @@ class RunFolder:
                 yield folder
 
     def _claim(self, resume: bool) -> None:
-        """Refuse a folder with something else in it; else write the settings."""
+        """Refuse a folder with other content; else write the settings."""
         assert self._folder is not None
         before = self.read_config()
         if before is None and any(not n.startswith(".") for n in self._folder.names()) and not resume:
@@ -274,7 +274,7 @@ class RunFolder:
                 raise
             raise ArtifactError(
                 f"{self.path / CHECKPOINTS}: a checkpoint does not fit this run ({type(error).__name__}: "
-                f"{shown(' '.join(str(error).split()), 120)}): take the folder away to begin anew"
+                f"{shown(' '.join(str(error).split()), 120)}): remove the folder to start again"
             ) from None
 
     def drop_checkpoints(self) -> None:
@@ -337,7 +337,7 @@ def read_checkpoint(folder: Folder, name: str, *, tensors: bool) -> Checkpoint:
     with open_tensors_in(folder, name) as file:
         state = parse_json(file.metadata()["state"].encode())
         if not isinstance(state, dict):
-            raise ValueError("its state is no table")
+            raise ValueError("its state is not a table")
         found = {k: file.get_tensor(k) for k in (file.keys() if tensors else ())}
     matched = _CHECKPOINT.fullmatch(name)
     assert matched is not None
@@ -373,7 +373,7 @@ def must_fit(state: dict[str, Tensor], network: torch.nn.Module) -> None:
 
 
 def checked_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a checkpoint says of the epochs; raises where one lacks its number, or its figures are no numbers."""
+    """What a checkpoint says of the epochs; raises if one lacks its number, or its figures are not numbers."""
     return [
         {**one, "epoch": int(one["epoch"]), "validators": {str(k): float(v) for k, v in one["validators"].items()}}
         for one in records
@@ -381,7 +381,7 @@ def checked_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:
-    """The newest checkpoint of the run folder, which every process reads; None where there is none."""
+    """The newest checkpoint of the run folder, which every process reads; None if there is none."""
     found = None if run is None else run.load_checkpoint()
     if not runtime.agree(found[0] if found else 0):
         raise ArtifactError(

@@ -27,7 +27,7 @@ SMALLEST = torch.finfo(
 
 
 class ReliabilityBins(NamedTuple):
-    """One row per bin; `confidence` and `accuracy` are in [0, 1], and 0 where `counts` is 0."""
+    """One row per bin; `confidence` and `accuracy` are in [0, 1], and 0 if `counts` is 0."""
 
     edges: Tensor
     confidence: Tensor

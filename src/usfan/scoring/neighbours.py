@@ -11,7 +11,7 @@ from torch import Tensor
 from usfan.posterior.fit import append_one
 
 CHUNK = {"cpu": 128}
-"""Rows of similarities at a time, where not 512: small pieces take little memory, and a GPU wants large ones."""
+"""Rows of similarities at a time on a CPU, which saves memory; a GPU takes 512."""
 
 SIMILARITIES = 1 << 25
 """Similarities of a batch with a bank that are held at once: 128 MiB of them."""

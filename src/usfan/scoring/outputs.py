@@ -22,7 +22,7 @@ class Prediction:
     entropy: Tensor
     """B, of the posterior predictive, in nats."""
     weight: Tensor
-    """B, its certainty exp(−H): 1 is certain, 1/K knows nothing."""
+    """B, its certainty exp(−H): 1 is certain, 1/K is uniform."""
     unknown: Tensor
     """B booleans: judged to be of no known class. All false for a model without an unknown rule."""
     classes: tuple[str, ...] = ()

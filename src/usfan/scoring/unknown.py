@@ -13,7 +13,7 @@ the sum of the centred values below,
     between-cluster sum of squares = S₁²·N / (n₁·n₂),      explained = that / total sum of squares.
 
 2-means always cuts, unknowns or not. The cut is kept while it flags at most half of the target. A majority is flagged
-only where the scores look like two groups: `explained` beats the 3/4 that a uniform spread reaches (a normal one
+only if the scores look like two groups: `explained` beats the 3/4 that a uniform spread reaches (a normal one
 reaches 2/π) by two standard errors, and at most three quarters are flagged. Otherwise the threshold rises to the
 median: no more than half is thrown away. Scores alone do not tell whether a *minority* of high ones is unknown or
 merely hard, so that cut stays: whoever asks for open set says that there are unknowns.

@@ -83,8 +83,8 @@ def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None 
     """Why the model behind `probs` (N×K) counts as collapsed against the source model's `source_probs`; None if not.
 
     1. A probability is not finite.
-    2. One class swallowed the target: it gets 80 % or more of the samples that the source model put into other classes
-       (when those are at least 5 % of all: a target that really is one class leaves nothing to swallow).
+    2. One class took over the target: it gets 80 % or more of the samples that the source model put into other classes
+       (if those are at least 5 % of all samples, because a target may really be one class).
     3. Classes vanished: of those with a noticeable share by the source model (half of N/K, and 3 samples), more than
        half keep less than a tenth of it, together they held more than half of the source model's predictions, and the
        predictions are less diverse than they were: a poor source model may put nearly all into classes that are wrong.
@@ -101,7 +101,7 @@ def collapse(probs: Tensor, source_probs: Tensor, classes: Sequence[str] | None 
     elsewhere = source_predicted != largest
     if _share(elsewhere) >= 0.05 and _share(predicted[elsewhere] == largest) >= SWALLOWED:
         name = classes[largest] if classes else f"number {largest}"
-        return f"class {name} swallowed the target: {now[largest]:.0%} of it, {before[largest]:.0%} by the source model"
+        return f"{now[largest]:.0%} of the images were assigned to class {name} (source model: {before[largest]:.0%})"
     noticeable = before * N >= max(3.0, 0.5 * N / K)
     vanished = noticeable & (now < VANISHED * before)
     gone, of, held = int(vanished.sum()), int(noticeable.sum()), float(before[vanished].sum())

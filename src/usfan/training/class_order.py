@@ -26,7 +26,7 @@ FAR = 2.0
 EVIDENCE = math.log(1e4)
 """How much likelier than a network that guesses the other order must be (log), beyond the number of orders tried."""
 NAMED = 12
-"""Up to so many names the whole order is spelled out."""
+"""Up to this many names, the whole order is shown."""
 
 
 class ClassOrderError(DataError):
@@ -38,7 +38,7 @@ class ClassOrderError(DataError):
 
 
 def better_order(predicted: Tensor, labels: Tensor, K: int) -> list[int] | None:
-    """For each output the class that it stands for, if that is clearly not the class of the same number; else None."""
+    """For each output, its class if that is clearly not the class with the same number; else None."""
     from scipy.optimize import linear_sum_assignment
 
     counts = torch.bincount(labels.long().cpu() * K + predicted.long().cpu(), minlength=K * K).view(K, K)

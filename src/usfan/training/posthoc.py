@@ -121,7 +121,7 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     spec = next((s for s in (guess, InputSpec()) if takes(module, s)), guess)
     log.warning(
         "%s does not say what images it takes: it is given %d×%d×%d, normalised by mean %s and std %s; "
-        "pass spec=usfan.InputSpec(…) where it was trained on others",
+        "pass spec=usfan.InputSpec(…) if it was trained on others",
         *(type(module).__name__, spec.channels, spec.size, spec.size, spec.mean, spec.std),
     )
     return spec
@@ -159,7 +159,7 @@ def takes(module: nn.Module, spec: InputSpec) -> bool:
 
 
 def small_side(data: ImageData) -> int | None:
-    """The side of the first picture that can be read, where it is a small square."""
+    """The side of the first picture that can be read, if it is a small square."""
     for i in range(min(len(data), 10)):
         with contextlib.suppress(UnreadableImage):
             height, width = data.load(i).shape[1:]
@@ -168,7 +168,7 @@ def small_side(data: ImageData) -> int | None:
 
 
 def needs_weight_decay(prior: float | str, weight_decay: object, model: str) -> None:
-    """Raise where the prior is to come from a weight decay that no one knows; before any image is decoded."""
+    """Raise if the prior needs a weight decay that is unknown, before any image is decoded."""
     number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
     if prior == "weight-decay" and not (number and 0 < float(weight_decay) < math.inf):  # type: ignore[arg-type]
         what = "is not stored with" if weight_decay is None else f"is {weight_decay!r} for"

@@ -176,7 +176,7 @@ class Training:
             progress=progress,
         )
         self.best: dict[str, Any] = {"accuracy": -1.0, "epoch": 0, "rose": 0}
-        """Of the held-out part: the best accuracy, the last epoch that had it, and the first."""
+        """Best accuracy on the held-out part, the last epoch that had it, and the first."""
         self.best_state: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Rival:
 
     uncertainty: str = "posterior"
     rate: float | None = None
-    """Of MC dropout."""
+    """Default rate of MC dropout."""
     members: int = MEMBERS
     smoothing: float = 0.1
     seed: int = 0

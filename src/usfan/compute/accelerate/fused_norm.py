@@ -11,8 +11,8 @@ float32 (x of N·H·W = M rows and C channels, a clamp [lo, hi] that holds ReLU,
 Sums go in two rounds: a share of the rows in each program, then over the shares. So they are the same in every run.
 The variance is that of x − x₀, with x₀ the first row: a large mean takes no digits.
 
-`triton` comes with torch where torch has CUDA; `fuse_norms` tries the kernels against torch's own and leaves the
-layers alone where they do not run. Layers change their class, not their contents, as in `sync_norm`.
+`triton` comes with torch if torch has CUDA; `fuse_norms` tries the kernels against torch's own and leaves the
+layers alone if they do not run. Layers change their class, not their contents, as in `sync_norm`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 ALIGNED = 8
 """Channels come in multiples of this: sixteen bytes of bfloat16, which a thread loads at once."""
 TRIED = (3, 40, 80, 83)
-"""Shape that the kernels are tried on: so many rows that a program sums several tiles."""
+"""Shape that the kernels are tried on, with enough rows that a program sums several tiles."""
 BOUNDS: dict[type, tuple[float, float]] = {
     nn.ReLU: (0.0, math.inf),
     nn.ReLU6: (0.0, 6.0),
@@ -84,7 +84,7 @@ def norm_clamp(inputs: Tensor, layer: Any, low: float, high: float) -> Tensor:
 
 
 class FusedNorm:
-    """Put before a kind of BatchNorm: fused where the layer and its inputs allow it, that kind's own forward else."""
+    """Put before a kind of BatchNorm: fused if the layer and its inputs allow it, else that kind's own forward."""
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         if not takes(inputs, self) or (torch.is_grad_enabled() and not self.training):
@@ -130,7 +130,7 @@ def fused_kind(kind: type) -> type:
 
 
 def fuse_norms(module: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """From now on its BatchNorms use the kernels, where these run on the device with that type of activations."""
+    """Make its BatchNorms use the kernels, if the kernels run on the device with that type of activations."""
     layers = [layer for layer in batch_norms(module) if worth_fusing(layer)]
     if layers and kernels_run(device, dtype):
         for layer in layers:

@@ -19,7 +19,7 @@ from usfan.models.classifier import Classifier, plain_layout
 
 @contextlib.contextmanager
 def accelerated(classifier: Classifier, runtime: Runtime, steps: int) -> Iterator[Classifier]:
-    """Rewritten layers while it trains, as far as so many steps pay for them. Afterwards it has its own layers again,
+    """Rewritten layers while it trains, if this many steps pay for them. Afterwards it has its own layers again,
     is in test mode, and lies in memory as a loaded model does, so that the same bits come out of it."""
     try:
         if classifier.channels_last and worth_capturing(runtime, steps):

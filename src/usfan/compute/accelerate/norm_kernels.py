@@ -18,7 +18,7 @@ TILE = {"ROWS": 64, "COLUMNS": 32}
 PROGRAMS = 528
 """Programs that a sum is shared among: four for each processor of a large GPU."""
 UNCHANGING = ("count", "eighths", "share", "shares", "low", "high", "eps", "momentum")
-"""Numbers that no kernel is compiled anew for."""
+"""Numbers for which no kernel is compiled again."""
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """A 1×1 `Conv2d` that multiplies matrices, where the channels of its inputs come last."""
+    """A 1×1 `Conv2d` that multiplies matrices if the channels of its inputs come last."""
 
     def forward(self, images: Tensor) -> Tensor:
         if not images.is_contiguous(memory_format=torch.channels_last):

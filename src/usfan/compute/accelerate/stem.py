@@ -18,7 +18,7 @@ ALIGNED = 16
 
 
 class BlockedConv2d(nn.Conv2d):
-    """A 7×7 `Conv2d` of stride 2 that computes on blocks of 2×2 pixels, where the sides of the images are even."""
+    """A 7×7 `Conv2d` of stride 2 that computes on blocks of 2×2 pixels if the sides of the images are even."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-1] % 2 or images.shape[-2] % 2:

@@ -40,7 +40,7 @@ def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
     dims = [0, *range(2, inputs.ndim)]
     values = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
     count = torch.full((1,), values.numel() / values.shape[1], dtype=values.dtype, device=values.device)
-    # Two rounds (mean first) keep the variance exact where the mean is large.
+    # Two rounds (mean first) keep the variance exact if the mean is large.
     sums = _Sum.apply(torch.cat([values.sum(dims), count]))
     total = sums[-1].detach()
     mean = sums[:-1] / total

@@ -1,6 +1,6 @@
 """Benchmarks that are published as arrays: MNIST, USPS, SVHN, CIFAR-10 and STL-10, each in the formats it comes in.
 
-A format is told by a path: of the training file, or of the folder that holds all files. It knows two verbs, for split
+A path (of the training file, or of the folder with all files) identifies the format. It has two functions, for split
 `train` or `test`: `labels` (quick, for checks) and `pixels`, uint8 N×H×W or N×H×W×3. CIFAR-10's Python version is a
 pickle, and pickles are never read: its binary version holds the same images.
 
@@ -82,7 +82,7 @@ def _reading(place: Path) -> Iterator[None]:
 
 
 MOST_BYTES = 1 << 30
-"""Of an unpacked file: four times SVHN's."""
+"""Limit of an unpacked file: four times SVHN's."""
 MOST_RATIO = 50
 """How much smaller a packed file may be than what it holds: MNIST's labels come to 3, its images to 5."""
 FREE_BYTES = 1 << 20
@@ -106,7 +106,7 @@ def unpacked(file: Path) -> bytes:
 
 
 def check_mat(file: Path) -> None:
-    """The parts of a MATLAB file are packed one by one: unpack each, to nowhere, before scipy believes its sizes."""
+    """The parts of a MATLAB file are packed one by one: unpack each and discard it before scipy trusts its sizes."""
     size, total = os.stat(file).st_size, 0
     with open(file, "rb") as content:
         content.seek(128)

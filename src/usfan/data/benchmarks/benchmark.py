@@ -25,7 +25,7 @@ class Domain:
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Classes that the published split does not hold."""
     homepage: str = ""
-    """Where this domain is published, where it is not the benchmark's page."""
+    """Where this domain is published, if not on the benchmark's page."""
     optional: bool = False
     """Whether the benchmark can be run without it; its pairs are left out then."""
 
@@ -40,7 +40,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Which classes the source and the target hold, where they differ. Names, in the order of the benchmark's list."""
+    """Which classes the source and the target hold, if they differ. Names, in the order of the benchmark's list."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -56,7 +56,7 @@ class Recipe:
     """The settings of a benchmark in the paper and in SHOT's recipe. `note` says what neither of them fixes."""
 
     backbone: str
-    """Of the paper; a name that the table of backbones knows."""
+    """The paper's network, by a name in the table of backbones."""
     bottleneck: int | None = 256
     """Width of the bottleneck; None: the head stands on the backbone."""
     bottleneck_dropout: float = 0.0
@@ -80,9 +80,9 @@ class Recipe:
     source_epochs: int = 50
     target_epochs: int = 15
     beta: float = 0.3
-    """Weight of the pseudo-label loss, where the method has one."""
+    """Weight of the pseudo-label loss, if the method has one."""
     pseudo_label_warmup: int | None = None
-    """Epochs at the start of the target stage without the pseudo-label loss, where the recipe fixes them."""
+    """Epochs at the start of the target stage without the pseudo-label loss, if the recipe fixes them."""
     seeds: tuple[int, ...] = (2019, 2020, 2021)
     note: str = ""
 
@@ -153,7 +153,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies below a root, after a check that raised nothing."""
+    """What was found below a root, after the check."""
 
     benchmark: Benchmark
     root: Path
@@ -164,19 +164,19 @@ class Found:
     classes: tuple[str, ...]
     """Those that every domain has: all, unless missing ones were allowed."""
     missing: tuple[str, ...] = ()
-    """Optional domains that are not there (short)."""
+    """Optional domains that are missing (short names)."""
     notes: tuple[str, ...] = ()
-    """What differs and was allowed."""
+    """Differences that were allowed."""
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Domain → its classes, for a user's own domains; empty for a named benchmark, which has one split for all."""
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The tasks that can be run with the domains that are there."""
+        """The tasks that can be run with the available domains."""
         return tuple(pair for pair in self.benchmark.pairs if set(pair) <= set(self.places))
 
     def class_split(self, setting: str, source: str = "", target: str = "") -> ClassSplit:
-        """As the benchmark's, among the classes that are there. Of own domains, those of the source and the target."""
+        """The benchmark's classes that exist here; for own domains, those of the source and the target."""
         if self.held:
             return ClassSplit(self.held[source], self.held[target])
         split = self.benchmark.class_split(setting)

@@ -237,7 +237,7 @@ def load_domain(
 ) -> ImageData:
     """The images of one domain, labelled in the order of the catalogue's class list.
 
-    `split` is `train` or `test` where the domain has them; None is all of it. `classes` keeps only the images of these
+    `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
     classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
     """
     return load_layout(benchmark(name), Path(root), domain, split, classes)

@@ -9,7 +9,7 @@ from usfan.data.labels import some
 from usfan.errors import DataError
 
 MOST = 8
-"""Problems that are spelt out; of the others the number is given."""
+"""Problems that are listed; the others are counted."""
 
 
 def check_layout(
@@ -49,7 +49,7 @@ def check_layout(
 
 
 def _class_problems(benchmark: Benchmark, domain: Domain, found: Inspection) -> tuple[list[str], list[str]]:
-    """Classes that do not belong there, each with what is missing in its stead; and classes that are only missing."""
+    """Classes that do not belong there, each with what is missing instead; and classes that are only missing."""
     unexpected, absent = [], []
     for split, classes in found.classes.items():
         where = _where(domain, split)

@@ -25,12 +25,12 @@ LIST_FOLDERS = ("", "splits", "image_list", "lists")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a domain's place holds."""
+    """The content of a domain's folder or file."""
 
     classes: Mapping[str, Mapping[str, int]]
     """Split → class → images."""
     problems: tuple[str, ...] = ()
-    """What is wrong beyond classes and counts."""
+    """Problems other than classes and counts."""
 
 
 def find_base(benchmark: Benchmark, root: Path) -> Path:
@@ -46,7 +46,7 @@ def find_base(benchmark: Benchmark, root: Path) -> Path:
 
 
 def find_place(benchmark: Benchmark, base: Path, domain: Domain) -> Path | None:
-    """The first place that is there. Of several folders, the first that has a class of the benchmark in it."""
+    """The first existing place; of several folders, the first that contains a class of the benchmark."""
     if benchmark.layout == "arrays":
         tried = (base / f"{place}{ending}" for place in domain.places for ending in ("", ".gz"))
         return next((path for path in tried if path.exists()), None)
@@ -185,7 +185,7 @@ def _load_arrays(
 
 
 def missing_domain(base: Path, domain: Domain) -> str:
-    """What to say of a domain that is not there."""
+    """The message for a missing domain."""
     text = f"domain {domain.name!r} is missing (looked for {', '.join(domain.places)})"
     if domain.name == "cifar" and (base / "cifar-10-batches-py").exists():
         text += "; cifar-10-batches-py holds pickles, which are never read: get the binary version"

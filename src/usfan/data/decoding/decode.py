@@ -136,7 +136,7 @@ def decode_file(path: str, channels: int = 3) -> Image.Image:
 
 
 def decode_bytes(content: bytes, path: str, channels: int = 3, formats: tuple[str, ...] = FORMATS) -> Image.Image:
-    """As `decode_file`, for the content of a file; `path` is the name to blame."""
+    """As `decode_file`, for the content of a file; `path` is named in errors."""
     if not content:
         raise UnreadableImage(path, "empty file")
     with quiet:
@@ -173,7 +173,7 @@ def _decode_smaller(image: Image.Image) -> None:
 
 
 def _check_header(content: bytes, path: str) -> None:
-    """Pillow reads the text of a netpbm file in Python, byte by byte where it holds comments: 20 s for 20 MB."""
+    """Pillow reads the text of a netpbm file in Python, byte by byte if it holds comments: 20 s for 20 MB."""
     if content[:1] != b"P" or content[1:2] not in b"123456":
         return
     if _NETPBM_HEADER.match(content[:MAX_TEXT_HEADER]) is None:
@@ -281,7 +281,7 @@ def _eight_bit(image: Image.Image, path: str) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """A few words for the user. Pillow's own are kept where they help."""
+    """A few words for the user. Pillow's own words are kept if they help."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
     if isinstance(error, Image.DecompressionBombError):

@@ -1,7 +1,7 @@
 """A few processes that decode files in parallel and hand the pixels over in order.
 
 Why not a torch DataLoader: its workers are forks (unsafe beside threads, and a warning from Python 3.12 on) or import
-torch and the user's own script anew (2 s of start-up each, and a script without an `if __name__ == "__main__"` guard
+torch and the user's own script again (2 s of start-up each, and a script without an `if __name__ == "__main__"` guard
 breaks); its pixels pass through /dev/shm (64 MB in a container). These processes are plain children that know Pillow
 only, and are spoken to in JSON. One that crashes or hangs on a file is replaced, and the file is named.
 """
@@ -30,13 +30,13 @@ from usfan.data.decoding.process import SECONDS
 CHUNK = 16
 """Images per job."""
 CHUNK_BYTES = 64 << 20
-"""Of pixels: fewer large images make a job."""
+"""Bytes of pixels per job: a job has fewer images if they are large."""
 AHEAD = 2
 """Jobs a process has at a time: the one at work and the one after it."""
 PATIENCE = 30.0
 """Seconds without an answer after which a process counts as hung."""
 MOST_RESTARTS = 20
-"""More than so many crashes in all mean that the machine is at fault, not the files."""
+"""More crashes than this mean that the machine is at fault, not the files."""
 
 # glibc hands every freed picture back to the system, and each new one then costs 50 page faults: a third of the time.
 _KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**27), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
@@ -224,7 +224,7 @@ class _Process:
 
 
 def _shared_file(size: int) -> BinaryIO:
-    """An unnamed file of this size: in memory where the system has such, else in the folder for temporary files."""
+    """An unnamed file of this size: in memory if the system supports it, else in the temporary folder."""
     if hasattr(os, "memfd_create"):
         file: BinaryIO = os.fdopen(os.memfd_create("usfan-pixels"), "r+b")
     else:

@@ -34,7 +34,7 @@ from usfan.scoring.objectives import information_maximization
 TEMPERATURE = 0.4
 PSEUDO_LABEL_WEIGHT = 0.3
 PSEUDO_LABEL_REFRESHES = 10
-"""How often in a run the pseudo-labels are made anew."""
+"""How often in a run the pseudo-labels are recomputed."""
 FLIPPED = 50.0
 """Per cent: a run that ends below has swapped classes."""
 
