@@ -298,7 +298,7 @@ class Rival:
 
     uncertainty: str = "posterior"
     rate: float | None = None
-    """Default rate of MC dropout."""
+    """Rate of MC dropout; None: the rate of the training, or the default."""
     members: int = MEMBERS
     smoothing: float = 0.1
     seed: int = 0
