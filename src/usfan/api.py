@@ -1,8 +1,12 @@
-"""The functions of `import usfan`: the same as on the command line, for whatever a caller has at hand.
+"""The functions of `import usfan`, which do the same as the commands.
 
-A model is a model, its folder or a Hub id. Data is whatever `ImageData` takes. `device=` is short for
-`runtime={"device": …}`. `run=` names a folder that then holds what the command would have written. `progress=` is True
-(the default: a bar, or lines in a log), False, or a function of (steps done, steps in all, figures).
+Arguments that they share:
+
+    model, source   a model, its folder, or a Hub id
+    data            anything that `ImageData` takes
+    device          "auto", "cpu" or "cuda"; short for runtime={"device": …}
+    run             a folder, which then holds what the command would have written
+    progress        True (the default), False, or a function of (steps done, all steps, figures)
 """
 
 from __future__ import annotations
@@ -35,7 +39,17 @@ def train_source(
     progress: Any = None,
     **settings: Any,
 ) -> SourceModel:
-    """Train on labelled images. `settings` are the fields of `usfan.config.TrainConfig`: backbone, epochs, seed, …"""
+    """Train a source model on labelled images, and fit its posterior.
+
+    Args:
+        data: Labelled images: anything that `ImageData` takes.
+        runtime: Settings of the machine (`usfan.config.RuntimeConfig`), as a mapping.
+        device: "auto", "cpu" or "cuda".
+        run: Folder for the run; with `resume`, an interrupted run in it continues.
+        resume: Whether to continue the run in `run`.
+        progress: True, False, or a function of (steps done, all steps, figures).
+        **settings: Fields of `usfan.config.TrainConfig`: backbone, epochs, seed, …
+    """
     from usfan.compute.runtime import as_runtime
     from usfan.config import TrainConfig, make_config
     from usfan.training.source import train_source as train
@@ -71,13 +85,22 @@ def attach_posterior(
     members: int = 8,
     **options: Any,
 ) -> SourceModel:
-    """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
+    """Fit a posterior to a classifier that is already trained. Nothing is retrained, and the module is copied.
 
-    timm classifiers need no `head`, and bring their input size and normalisation; for others these are guessed, or give
-    `spec`. `classes` are the names of the outputs in the module's order: a sequence, or a file. With labelled data, an
-    order that does not fit the module's predictions is refused, and the one that fits is named. `options`: prior,
-    damping, weight_decay, spec. `uncertainty` is what certainty then comes from: posterior, point, mc-dropout (at
-    `dropout_rate`) or ensemble (of so many `members`, trained on labelled data).
+    Args:
+        module: A torch classifier that ends in a Linear layer.
+        data: Images of the training domain, preferably labelled.
+        head: Name of that Linear layer; timm models know theirs.
+        classes: Names of the outputs in the module's order, as a sequence or a file. If labels show that the order is
+            wrong, it is refused, and the error names the order that fits.
+        runtime: Settings of the machine, as a mapping.
+        device: "auto", "cpu" or "cuda".
+        progress: True, False, or a function that is called with the number of images just seen.
+        uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
+        dropout_rate: Rate of MC dropout.
+        members: Heads of an ensemble, which needs labels.
+        **options: prior, damping, weight_decay, and spec, the `InputSpec` of the module. timm models know their input;
+            for others it is guessed.
     """
     from usfan.compute.runtime import as_runtime
     from usfan.config import UNCERTAINTIES
@@ -112,13 +135,22 @@ def adapt(
     labels: Any = None,
     **settings: Any,
 ) -> AdaptedModel:
-    """Adapt a model to images, or a list of models that were trained apart and know the same classes: each is adapted,
-    then they are mixed (a `MixtureModel`). `settings` are fields of `usfan.config.AdaptConfig`, or settings of the
-    method (`usfan methods NAME` lists them). `module` goes with the folder of a model of your own.
+    """Adapt a model to images of a new domain. Labels in the data are not used.
 
-    Labels that the data brings are not used. `labels` are some of your own, for a few of these images: a table with the
-    columns path and label, or a mapping from paths (of images in memory: positions) to class names. What they are worth
-    is in `history["labels"]` of the model.
+    Args:
+        source: A model, its folder or a Hub id. A list of models with the same classes: each is adapted, and the
+            result is their mixture (`MixtureModel`).
+        data: The new images: anything that `ImageData` takes.
+        method: A name in `usfan.METHODS`; "auto" is u-sfan++ if a pretrained witness is available, else u-sfan.
+        module: The network of a model folder that is not timm's.
+        runtime: Settings of the machine, as a mapping.
+        device: "auto", "cpu" or "cuda".
+        run: Folder for the run; with `resume`, an interrupted run in it continues.
+        resume: Whether to continue the run in `run`.
+        progress: True, False, or a function of (steps done, all steps, figures).
+        labels: A few labels of your own: a table with the columns path and label, or a mapping from paths (positions,
+            for images in memory) to class names. `history["labels"]` of the result says what they are worth.
+        **settings: Fields of `usfan.config.AdaptConfig`, or settings of the method.
     """
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import recorded_settings, resolve
@@ -301,7 +333,19 @@ def evaluate(
     progress: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The figures of `metrics.json` on labelled images. Classes are matched by name; percentages go from 0 to 100."""
+    """Accuracy and calibration on labelled images, as in `metrics.json`. Percentages go from 0 to 100.
+
+    Args:
+        model: A model, its folder or a Hub id.
+        data: Labelled images. Classes are matched by name.
+        module: The network of a model folder that is not timm's.
+        open_set: Whether classes that the model does not know count as unknown.
+        batch_size: Images at a time.
+        runtime: Settings of the machine, as a mapping.
+        device: "auto", "cpu" or "cuda".
+        progress: True, False, or a function that is called with the number of images just seen.
+        **options: Further options of `usfan.evaluation.evaluate.evaluate`.
+    """
     from usfan.artifacts.model import as_model
     from usfan.compute.runtime import as_runtime
     from usfan.evaluation.evaluate import evaluate as run_evaluation
@@ -315,8 +359,13 @@ def evaluate(
 
 
 def report_model(model: Any, out: str | Path, data: Any = None) -> Path:
-    """Write the HTML report of a model that `adapt` returned, or, with `data`, of any model, to a file. `data` brings
-    labels and, for a model that was loaded, the images."""
+    """Write an HTML report to the file `out`.
+
+    Args:
+        model: What `adapt` returned; any other model needs `data`.
+        out: The file.
+        data: Images, for a model that was loaded, and labels.
+    """
     from usfan.artifacts.model import as_model
     from usfan.report.of_model import write_model_report
 

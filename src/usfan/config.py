@@ -76,9 +76,9 @@ class RuntimeConfig:
     nodes: int = 1
     """How many nodes."""
     workers: int | None = None
-    """Processes that decode images; chosen by the machine when not given."""
+    """Processes that decode images; by default chosen for the machine."""
     cache: str | None = None
-    """Folder where decoded images are kept between runs; none are kept when not given."""
+    """Folder that keeps decoded images between runs; by default none are kept."""
 
     def __post_init__(self) -> None:
         for name in ("device", "precision", "compile"):
@@ -119,8 +119,8 @@ class TrainConfig(OptimiserConfig):
     epochs: int = 50
     """Passes over the training part."""
     tune: str = "auto"
-    """What moves: affine (scales and shifts of BatchNorms, and the head), new (the layers after the backbone), norm
-    (BatchNorm too), all, or auto: new if the backbone starts from pretrained weights, else all."""
+    """Which parameters are trained: affine (scales and shifts of BatchNorms, and the head), new (the layers after the
+    backbone), norm (BatchNorm too), all, or auto: new if the backbone starts from pretrained weights, else all."""
     seed: int = 0
     """Seeds the split, the initial weights, the order and the views."""
     label_smoothing: float = 0.1
@@ -128,8 +128,8 @@ class TrainConfig(OptimiserConfig):
     validation_share: float = 0.1
     """Share of the data held out to choose the best epoch and to stop early; 0 trains all epochs and keeps the last."""
     patience: int = 10
-    """Stop if the accuracy on the held-out part has not risen for so many epochs; the best epoch is kept, of equals the
-    latest. 0 trains all epochs."""
+    """Stop if the accuracy on the held-out part has not risen for this many epochs. The best epoch is kept, of equals
+    the latest. 0 trains all epochs."""
     bottleneck: int = 256
     """Width of the layer between backbone and head; 0 for none."""
     dropout: float | None = None
@@ -139,13 +139,14 @@ class TrainConfig(OptimiserConfig):
     head_norm: bool = True
     """Whether the last layer is weight-normalised."""
     augment: str | None = None
-    """Views in training: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the backbone's."""
+    """Augmentation in training: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
+    backbone's."""
     prior: float | str = "evidence"
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = "exact"
     """exact, or factored as in the published program."""
     uncertainty: str = "posterior"
-    """What the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
+    """Source of the model's certainty: posterior, point (the point estimate), mc-dropout (trains with dropout,
     rate 0.5 unless --dropout says another) or ensemble (heads on bootstraps, trained after the network). The posterior
     is fitted and stored in any case."""
     members: int = 8
@@ -184,13 +185,14 @@ class AdaptConfig(OptimiserConfig):
     setting: str = "closed"
     """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
     tune: str = "auto"
-    """What moves: affine (scales and shifts of BatchNorms only), new (the layers after the backbone), norm (BatchNorm
-    too), all, or auto: new, or all if the source model explains less than half of the target's structure."""
+    """Which parameters are trained: affine (scales and shifts of BatchNorms only), new (the layers after the backbone),
+    norm (BatchNorm too), all, or auto: new, or all if the source model explains less than half of the target's
+    structure."""
     witness: str = "auto"
-    """A frozen pretrained network that looks at the target: auto, none, NAME, or NAME:WEIGHTS with offline, timm or a
-    file. auto: the network that the source model started from."""
+    """A frozen pretrained network for the method and the guard: auto, none, NAME, or NAME:WEIGHTS with offline, timm or
+    a file. auto: the network that the source model started from."""
     uncertainty: str = "auto"
-    """What the certainty of a sample comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto
+    """Source of a sample's certainty: posterior, point (the point estimate), mc-dropout, ensemble, or auto
     (as stored with the source model)."""
     epochs: int = 15
     """Passes over the target."""
@@ -201,15 +203,16 @@ class AdaptConfig(OptimiserConfig):
     preset: str = "default"
     """default, paper (u-sfan with its literal settings) or shot (the recipe's). --method names another method."""
     augment: str | None = None
-    """View while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the source's."""
+    """Augmentation while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
+    source's."""
     samples: int = 128
     """M, draws from the posterior."""
     given_label_weight: float | None = None
     """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15:
-    a network that moves as a whole learns a few images by heart."""
+    a network that is trained as a whole memorises a few images."""
     label_folds: int | None = None
     """Parts in which the labels of --labels are left out in turn to say what they are worth; each part takes one more
-    adaptation. By default 5 if the backbone stays frozen, else 0: it is not said."""
+    adaptation. By default 5 if the backbone stays frozen, else 0 (off)."""
     prior: float | str | None = None
     """Prior precision for the weights; by default the one stored with the source model."""
     damping: str | None = None
@@ -217,7 +220,7 @@ class AdaptConfig(OptimiserConfig):
     dropout_rate: float | None = None
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
     mixing: str = "evidence"
-    """With several sources, how their models are weighed: evidence, certainty, mean or learned."""
+    """With several sources, how their models are weighted: evidence, certainty, mean or learned."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ LONGEST = 2_000
 
 
 class UsfanError(ValueError):
-    """Something the caller gave is wrong; the message says what, and what to do."""
+    """The caller gave something wrong. The message says what, and what to do."""
 
 
 class DataError(UsfanError):
@@ -20,7 +20,7 @@ class ConfigError(UsfanError):
 
 
 class ArtifactError(UsfanError):
-    """A model folder is not what it should be; the message names the file and the field."""
+    """A model folder is damaged or invalid. The message names the file and the field."""
 
 
 def shown(text: object, most: int = LONGEST) -> str:
@@ -36,7 +36,7 @@ def shown(text: object, most: int = LONGEST) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """A MemoryError, or what torch, the loader of its libraries and threads say when there is none."""
+    """A MemoryError, or the messages of torch, its library loader and threads when memory runs out."""
     words = ["not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc"]
     words += ["failed to map segment", "can't start new thread", "resource temporarily unavailable"]
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

@@ -209,7 +209,7 @@ def remove_parts_of(folder: int) -> None:
 
 
 def must_be_writable(folder: Path, flag: str = "--out") -> None:
-    """Before the work: a folder that a user named is there to be written to, or can be made. Nothing is made here."""
+    """Check before the work that a folder named by the user can be written to or created. Creates nothing."""
     folder = folder.absolute()
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
@@ -277,7 +277,8 @@ def write_tensors_in(
 
 
 def parse_json(content: bytes, most: int = MOST_PARSED) -> Any:
-    """ValueError for what is no JSON, or would take too much memory: a list of empty lists takes 25 times its size."""
+    """ValueError for invalid JSON, or JSON that would take too much memory: a list of empty lists takes 25 times its
+    size."""
     needed = len(content) * (3 if content.isascii() else 9)
     needed += 100 * (content.count(b",") + content.count(b":")) + 300 * (content.count(b"[") + content.count(b"{"))
     if needed > most:
@@ -289,7 +290,7 @@ def parse_json(content: bytes, most: int = MOST_PARSED) -> Any:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """ValueError for what is no YAML; aliases are refused, with which a few lines name millions of values."""
+    """ValueError for invalid YAML. Aliases are refused, because a few lines of them can name millions of values."""
     import yaml
 
     class Bounded(yaml.SafeLoader):
@@ -313,7 +314,7 @@ def parse_yaml(content: bytes) -> Any:
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """ArtifactError for a file that is missing, a link, too large, or no JSON."""
+    """ArtifactError for a file that is missing, a link, too large, or not JSON."""
     with Folder(path.parent) as folder:
         return read_json_in(folder, path.name, most)
 

@@ -1,4 +1,4 @@
-"""What a command shows while it works: how far it is, the time left, the figures, the images it left out.
+"""Progress of a command: how far it is, the time left, the figures, the images it skipped.
 
 Something that takes longer than two seconds is shown: as a bar on a terminal, as a line that renews itself in a
 notebook, and else (a log, a pipe, a batch job) as lines on standard error, one per epoch and one every few seconds.
@@ -192,7 +192,7 @@ def epoch_note(figures: dict[str, float]) -> str:
 
 @contextlib.contextmanager
 def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
-    """What a function of the Python API does with its `progress=`.
+    """Handles `progress=` of the Python API.
 
     None and True show how far it is, in the way of the place (terminal, notebook, log); False is silent, decoding too;
     a function is called with (steps done, steps in all, figures) instead.
@@ -215,7 +215,7 @@ def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
 
 
 def say(line: str) -> None:
-    """A line for the user, in which a stranger's names may be: on standard error, unless silence was asked for."""
+    """A line for the user on standard error, with names escaped, unless progress is off."""
     console.print(escaped(line), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The model card: what a stranger should know of a model folder, in Markdown."""
+"""The model card of a folder, in Markdown."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def mixture_card(config: dict[str, Any]) -> str:
 
 MEANING = {"\\": "&#92;", "|": "\\|", "<": "&lt;", "&": "&amp;", ":": "&#58;", "@": "&#64;"}
 MEANING |= {c: f"&#{ord(c)};" for c in "`[]"}
-"""Characters that make links, images, code or HTML of a text, and what stands for them."""
+"""Characters that make links, images, code or HTML, and their replacements."""
 
 
 def _cell(value: object) -> str:
-    """A stranger's text as Markdown shows it: it is no link, no image, and has one line."""
+    """A stranger's text in Markdown: no link, no image, one line."""
     return "".join(MEANING.get(c, c) for c in shown(value, 1_000)).replace("www.", "www&#46;")

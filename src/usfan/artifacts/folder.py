@@ -1,4 +1,4 @@
-"""The model folder: config.json, model.safetensors, posterior.safetensors. It crosses from one party to another.
+"""The model folder: config.json, model.safetensors, posterior.safetensors. It is passed from one party to another.
 
 Nothing in it is executed. Before a tensor is read, every name, shape and dtype in the two files' headers is compared
 with what the config implies (the network is first built without memory, on torch's meta device); then values are
@@ -159,8 +159,8 @@ def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None
 
 
 def load_config(folder: str | Path) -> ModelConfig:
-    """What the folder says of its model: quick, no network is built. A mixture, which has several networks, is
-    refused."""
+    """The folder's description of its model. It is quick, because no network is built. A mixture, which has several
+    networks, is refused."""
     with open_folder(folder) as opened:
         config = parse_config(read_json_in(opened, "config.json", MAX_CONFIG_BYTES), opened.path / "config.json")
         if isinstance(config, MixtureConfig):
@@ -217,7 +217,7 @@ def fetch_folder(folder: str | Path, **download: Any) -> Folder:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
-            f"{folder}: no such model folder here, and the Hugging Face Hub does not give it: {reason}"
+            f"{folder}: no such model folder here, and the Hugging Face Hub does not provide it: {reason}"
         ) from None
     return Folder(path, shared=hub_cache(path))
 
@@ -306,7 +306,7 @@ def check_input(sketch: Classifier, native: InputSpec, config: ModelConfig, path
 
 
 def wrap_given(config: ModelConfig, path: Path, module: nn.Module | None) -> WrappedClassifier:
-    """The user's module, copied: it stays as it is, and can be given again."""
+    """A copy of the user's module, which stays unchanged."""
     name, head, spec = config.architecture["module"], config.architecture["head"], config.spec
     if module is None:
         raise ArtifactError(

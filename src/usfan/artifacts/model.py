@@ -1,4 +1,4 @@
-"""What stage 1 gives to stage 2: a classifier, its posterior, its classes and its input. No data inside."""
+"""What stage 1 passes to stage 2: a classifier, its posterior, its classes and its input. It contains no data."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SourceModel(ModelHubMixin):
     temperature: float = 0.4
     samples: int = 128
     rival: Heads | None = None
-    """What certainty comes from if not from the posterior: the point estimate, MC dropout or an ensemble."""
+    """Source of certainty other than the posterior: the point estimate, MC dropout or an ensemble."""
     kind = "source"
     report: ClassVar[Callable[..., Path]]
     """`usfan.report_model` as a method. `usfan.api` adds it, because models do not import reports."""
@@ -189,7 +189,7 @@ class AdaptedModel(SourceModel):
 
     method: str = "u-sfan"
     unknown_rule: Any = None
-    """`adaptation.open_set.UnknownRule`, or None in closed set: how one image alone is judged unknown."""
+    """`scoring.unknown.UnknownRule`, or None in closed set: how a single image is judged unknown."""
     history: dict[str, Any] = field(default_factory=dict)
     """History of the adaptation: what was kept and why, validators per epoch. Saved with the run's metrics only."""
     passes: Passes | None = None

@@ -46,7 +46,7 @@ MEANINGS = {
     "label": "int64 N: the number of the predicted class, an index into `classes`",
     "probs": "float32 N×K: probabilities of the point estimate, which decides the label",
     "posterior_probs": "float32 N×K: probabilities of the posterior predictive (or of the `uncertainty` that the "
-    "metadata names), which knows what it has not seen",
+    "metadata names), which includes uncertainty",
     "certainty": "float32 N: exp(−entropy of posterior_probs); 1 is certain, 1/K is uniform",
     "unknown": "bool N: judged to be of no known class (always false unless the model was adapted for open set)",
     "features": "float32 N×D: what the last layer sees",
@@ -301,7 +301,7 @@ def exported(graph: nn.Module, example: Tensor, outputs: tuple[str, ...], shapes
 
 
 def metadata(model: SourceModel, tensors: bool) -> dict[str, str]:
-    """What a stranger must know to use the file, as texts; lists and tables as JSON."""
+    """Metadata for users of the file, as texts; lists and tables as JSON."""
     from usfan import __version__
 
     spec = model.spec

@@ -56,7 +56,7 @@ class MixtureConfig:
 
 
 class _Reader:
-    """Takes typed fields out of a table, and names the field when one is off."""
+    """Reads typed fields from a table, and names a field that is wrong."""
 
     def __init__(self, values: Any, file: Path, place: str = "") -> None:
         if not isinstance(values, dict):
@@ -151,7 +151,7 @@ def read_rule_table(reader: _Reader) -> dict[str, Any] | None:
 
 
 def check_config(values: dict[str, Any], file: Path) -> None:
-    """Before a model is written: what the reader would refuse is not written. As JSON holds it, tuples as lists."""
+    """Checks a config before it is written, so that the reader will accept it. Tuples become lists."""
     parse_config(json.loads(json.dumps(values, default=str)), file)
 
 
@@ -186,7 +186,7 @@ def read_classes(reader: _Reader) -> tuple[str, ...]:
 
 
 def is_text(name: str) -> bool:
-    """Not a lone half of a character, which JSON can hold and no file or terminal takes."""
+    """Not a lone surrogate, which JSON can hold but no file or terminal accepts."""
     return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
 
 

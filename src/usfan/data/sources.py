@@ -36,10 +36,16 @@ class ImageData:
     - a `DataLoader`, a generator or any other iterable of images, of `(image, label)` pairs, or of batches of either;
     - a sequence of paths, with `labels=` if there are any.
 
-    Classes stand in case-insensitive alphabetical order. `classes=` fixes another order, or names numbered labels; of
-    images without labels it is only kept. `unlabelled=` ignores labels, and takes folders of any names and depth.
-    `root=` is the folder that relative paths count from, and that no image may leave. `strict=` makes an unreadable
-    image an error instead of skipping it. `name=` is what messages call the data.
+    Classes are in case-insensitive alphabetical order.
+
+    Args:
+        source: See above.
+        labels: One label per image, for arrays and sequences of paths.
+        classes: Another order of the classes, or names for numbered labels.
+        unlabelled: Ignore labels, and take folders of any name and depth.
+        root: Folder that relative paths start from, and that no image may leave.
+        strict: Whether an unreadable image is an error instead of being skipped.
+        name: What messages call the data.
     """
 
     classes: tuple[str, ...] | None

@@ -161,7 +161,7 @@ def append_rows(table: Path, part: Path) -> None:
 
 @contextlib.contextmanager
 def own_part(path: Path) -> Iterator[Path]:
-    """A file that the first process takes away; it goes when something fails."""
+    """A file that the first process removes, also if something fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # of a run that was killed, or a link that someone laid there
     try:

@@ -1,4 +1,4 @@
-"""What a run keeps of each target sample, for the report: predictions before and after, certainty, a place on a map."""
+"""What a run stores about each target sample for the report: predictions before and after, certainty, map position."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool 
 
 
 def sample_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tensor]:
-    """What is kept of each of the N images that could be read: the tensors of samples.safetensors."""
+    """The tensors of samples.safetensors: what is stored about each of the N readable images."""
     assert model.passes is not None
     before, after = model.passes.before, model.passes.after
     map_before, map_after = flat_map(before.features, after.features)
@@ -127,7 +127,7 @@ def mark_of(folder: Path) -> list[int] | None:
 
 
 def made_here(folder: Folder, mark: Any) -> bool:
-    """Whether the run was made in this very place, so that the paths in it are the user's own."""
+    """Whether the run was made in this place, so that its paths are the user's own."""
     return isinstance(mark, list) and mark == mark_of(folder.place)
 
 

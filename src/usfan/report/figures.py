@@ -151,7 +151,7 @@ def picture_of(images: Any, where: str) -> Any:
 
 
 def samples_of(target: Any, data: Any = None) -> Samples:
-    """What was seen of each image: from a model that `adapt` returned, or from the folder of a run."""
+    """The samples of a model that `adapt` returned, or of a run folder."""
     if isinstance(target, Samples):
         return target
     if isinstance(target, (str, Path)):
@@ -163,7 +163,7 @@ def samples_of(target: Any, data: Any = None) -> Samples:
         raise DataError(f"expected what usfan.adapt returned, or the folder of a run, not a {type(target).__name__}")
     passes = getattr(target, "passes", None)
     if passes is None:
-        raise DataError("this model does not hold what it saw of the target: give what usfan.adapt returned, or a run")
+        raise DataError("this model has no predictions on the target: give what usfan.adapt returned, or a run folder")
     labels = None
     if data is not None:
         from usfan.artifacts.model import as_images

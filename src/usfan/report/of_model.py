@@ -50,7 +50,7 @@ def write_model_report(model: SourceModel, out: Path, data: Any = None) -> Path:
 
 
 class Unlabelled:
-    """Images of which nothing is known but what the model said."""
+    """Images with predictions only."""
 
     labels = None
     paths = None

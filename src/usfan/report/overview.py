@@ -111,7 +111,7 @@ def certain_share(run: Run) -> float | None:
 
 
 def status(run: Run) -> tuple[str, str]:
-    """How far to trust it: (good, warn or plain; a few words)."""
+    """How far to trust the result: (good, warn or plain; a few words)."""
     if run.kind != "adapt":
         return "plain", KINDS.get(run.kind, "run")
     if "collapse" in guard_reason(run).lower():
@@ -218,7 +218,7 @@ def when(run: Run) -> str | None:
 
 
 def settings_table(prefix: str, run: Run) -> Table | None:
-    """Every setting, those that differ from the default first."""
+    """Every setting; those that differ from the default come first."""
     if not run.settings:
         return None
     kinds = {"adapt": (AdaptConfig, RuntimeConfig), "train": (TrainConfig, RuntimeConfig)}.get(run.kind, ())

@@ -1,4 +1,4 @@
-"""Read a run folder as it is: whatever is missing or damaged is noted in `problems`, for the page to say."""
+"""Read a run folder as it is. Missing or damaged parts are noted in `problems` and shown on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the outputs of a trained network stand in the order of the class names that it is given.
+"""Whether the outputs of a trained network are in the order of the class names given.
 
 A network knows its classes by number only. If the names come in another order than in its training (torchvision's
 `ImageFolder` puts capitals before small letters, this package does not), every name is wrong and nothing fails. With
@@ -30,7 +30,7 @@ NAMED = 12
 
 
 class ClassOrderError(DataError):
-    """The class names stand in another order than the network's outputs; `classes` is the order that fits."""
+    """The class names are in another order than the network's outputs; `classes` is the order that fits."""
 
     def __init__(self, message: str, classes: tuple[str, ...]) -> None:
         super().__init__(message)

@@ -34,7 +34,7 @@ Progress = Callable[[int], None] | None
 log = logging.getLogger(__name__)
 
 SMALL = 128
-"""Square pictures up to this side are not enlarged for a module that does not say what it takes."""
+"""Square pictures up to this side are not enlarged for a module whose input is unknown."""
 
 
 def attach_posterior(
@@ -55,7 +55,7 @@ def attach_posterior(
 
     timm classifiers need no `head`, and bring their input size and normalisation; for others they are guessed, or give
     `spec`. The module given is copied. `classes` are the names of its outputs, in its order; without them the data's.
-    Data without labels will do: the posterior needs features and logits only. With labels, an order of names that does
+    Unlabelled data is enough: the posterior needs features and logits only. With labels, an order of names that does
     not fit the module's predictions is refused, and the one that fits is named (`ClassOrderError`).
     """
     engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
@@ -128,7 +128,7 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
-    """The channels of its first convolution. Pictures as large as they are where they are small (or, without
+    """The channels of its first convolution. Pictures keep their size if they are small (or, without
     convolutions, as the first Linear needs them), else as ImageNet's networks take them."""
     size, channels = small_side(data), 3
     convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)

@@ -85,7 +85,7 @@ def train_source(
 
 
 def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
-    """What was left open, decided from the network itself: whether it starts from pretrained weights, and what it
+    """Settings that were left open, decided from the network: whether it starts from pretrained weights, and what it
     brings along (its dropout)."""
     scale = 0.1 if backbone.weights is not None else 1.0
     tune = config.tune
