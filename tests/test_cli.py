@@ -87,7 +87,8 @@ def test_help_explains_every_setting(capsys):
         assert words in text
     usfan("train", "--help")
     text = " ".join(capsys.readouterr().out.split())
-    assert "--tune affine|new|norm|all|auto Which parameters are trained: affine (scales and shifts of BatchNorms, and the head)" in text
+    tune = "--tune affine|new|norm|all|auto Which parameters are trained: affine (scales and shifts of BatchNorms, "
+    assert f"{tune}and the head)" in text
     usfan("predict", "--help")
     assert "weight, unknown, error." in capsys.readouterr().out
     usfan("report", "--help")

@@ -66,7 +66,7 @@ def test_the_demo_and_the_commands_need_no_network(alone):
 
 def test_only_a_hub_id_asks_for_it(alone):
     assert "socket.getaddrinfo" in alone["hub"]  # so that the hook is seen to work
-    assert "the Hugging Face Hub does not give it" in alone["refused"]
+    assert "the Hugging Face Hub does not provide it" in alone["refused"]
 
 
 def test_nothing_is_unpickled_at_run_time(alone):
@@ -74,7 +74,7 @@ def test_nothing_is_unpickled_at_run_time(alone):
 
 
 def test_one_module_of_the_package_opens_a_socket():
-    """`models/hub.py`, for a model or weights that the user named: does the Hub answer?"""
+    """`models/hub.py`, for a model, weights or a cluster that the user named: does the Hub, or the address, answer?"""
     for path in {*(ROOT / "src").rglob("*.py")} - {ROOT / "src" / "usfan" / "models" / "hub.py"}:
         names = {
             a.name.split(".")[0]

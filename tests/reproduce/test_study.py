@@ -158,6 +158,20 @@ def test_ray_is_optional_and_named_if_it_is_missing(sites, tmp_path, refused, mo
     assert "pip install 'usfan[cluster]'" in line
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1: nothing answers there"),
+        ("ray://127.0.0.1:1", "nothing answers there"),
+        ("cluster", "write HOST:PORT, ray://HOST:PORT, auto or local"),
+        ("cluster:99999", "write HOST:PORT"),
+    ],
+)
+def test_a_wrong_address_is_said_at_once(sites, tmp_path, refused, monkeypatch, address, said):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))
+    assert said in refused("study", sites, "--out", tmp_path / "study", *QUICK, "--ray", address)
+
+
 def test_threads_of_a_cell(sites, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)

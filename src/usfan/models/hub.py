@@ -21,8 +21,13 @@ def reachable() -> bool:
         return True
     place = urlsplit(constants.ENDPOINT)
     port = place.port or (80 if place.scheme == "http" else 443)
+    return answers(place.hostname or "", port)
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether something takes connections at an address that the user named."""
     try:
-        socket.create_connection((place.hostname or "", port), timeout=PATIENCE).close()
+        socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError:
         return False
     return True

@@ -25,6 +25,7 @@ import torch
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig, make_config
 from usfan.errors import ConfigError, UsfanError, shown
+from usfan.models.hub import answers
 from usfan.progress import console
 from usfan.reproduce.place import LOCAL
 from usfan.reproduce.suite import Cell, Show, Suite
@@ -87,6 +88,7 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    check_address(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if address == LOCAL else {}
     try:
@@ -98,6 +100,18 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Something answers there: Ray would ask for a quarter of an hour before it gives up."""
+    scheme, _, place = address.rpartition("://")
+    if address in (LOCAL, "auto") or scheme not in ("", "ray"):
+        return
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--ray {shown(address, 80)}: write HOST:PORT, ray://HOST:PORT, auto or local")
+    if not answers(host.strip("[]"), int(port)):
+        raise ConfigError(f"--ray {shown(address, 80)}: nothing answers there; is the cluster up?")
 
 
 @contextlib.contextmanager
