@@ -15,18 +15,36 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
-from usfan.artifacts.model import AdaptedModel, MixtureModel, SourceModel
+from usfan.adaptation.adapt import adapt as run_adaptation
+from usfan.adaptation.settings import recorded_settings, resolve
+from usfan.adaptation.several import mix_adapted, with_passes
+from usfan.adaptation.witness import has_witness
+from usfan.artifacts.folder import MEMBER
+from usfan.artifacts.model import AdaptedModel, MixtureModel, SourceModel, as_images, as_model, check_members
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import as_runtime
+from usfan.config import UNCERTAINTIES, TrainConfig, make_config
+from usfan.config_checks import MOST_SOURCES, one_of
+from usfan.data.cache import PixelStore
+from usfan.data.class_file import read_classes
+from usfan.data.few_labels import few_labels
+from usfan.data.images import FileImages
+from usfan.data.labels import Labels
+from usfan.data.sources import ImageData
 from usfan.errors import ConfigError
+from usfan.evaluation.changes import write_changes
+from usfan.evaluation.evaluate import evaluate as run_evaluation
+from usfan.evaluation.samples import adaptation_metrics, save_samples
 from usfan.progress import bar, for_api
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from usfan.runs.folder import RunFolder
+from usfan.runs.folder import RunFolder
+from usfan.training.posthoc import attach_posterior as attach
+from usfan.training.source import Rival
+from usfan.training.source import train_source as train
 
 
 def train_source(
@@ -50,17 +68,11 @@ def train_source(
         progress: True, False, or a function of (steps done, all steps, figures).
         **settings: Fields of `usfan.config.TrainConfig`: backbone, epochs, seed, …
     """
-    from usfan.compute.runtime import as_runtime
-    from usfan.config import TrainConfig, make_config
-    from usfan.training.source import train_source as train
-
     config = make_config(TrainConfig, settings)
     engine, data = as_runtime(runtime, device), as_data(data)
     recorded = {"data": data_name(data), **dataclasses.asdict(config)}
     with opened_run(run, recorded, "train", resume) as (folder, own):
         if own and folder.finished() is not None:
-            from usfan.artifacts.model import as_model
-
             return as_model(folder.path)
         with for_api(progress, "training") as told:
             model = train(data, runtime=engine, run=folder, progress=told, **settings)
@@ -102,17 +114,9 @@ def attach_posterior(
         **options: prior, damping, weight_decay, and spec, the `InputSpec` of the module. timm models know their input;
             for others it is guessed.
     """
-    from usfan.compute.runtime import as_runtime
-    from usfan.config import UNCERTAINTIES
-    from usfan.config_checks import one_of
-    from usfan.training.posthoc import attach_posterior as attach
-    from usfan.training.source import Rival
-
     one_of("uncertainty", uncertainty, UNCERTAINTIES)
     options["rival"] = Rival(uncertainty, dropout_rate, members)
     if isinstance(classes, (str, Path)):
-        from usfan.data.class_file import read_classes
-
         classes = read_classes(classes)
     data, engine = as_data(data), as_runtime(runtime, device)
     if callable(progress):
@@ -152,13 +156,6 @@ def adapt(
             for images in memory) to class names. `history["labels"]` of the result says what they are worth.
         **settings: Fields of `usfan.config.AdaptConfig`, or settings of the method.
     """
-    from usfan.adaptation.adapt import adapt as run_adaptation
-    from usfan.adaptation.settings import recorded_settings, resolve
-    from usfan.adaptation.witness import has_witness
-    from usfan.artifacts.model import as_model
-    from usfan.compute.runtime import as_runtime
-    from usfan.data.few_labels import few_labels
-
     if isinstance(source, (list, tuple)) and len(source) > 1:
         options = {"module": module, "runtime": runtime, "device": device, "resume": resume, "labels": labels}
         return adapt_several(source, data, method, run=run, progress=progress, **options, **settings)
@@ -209,11 +206,6 @@ def adapt_several(
 ) -> MixtureModel:
     """`adapt` for several sources. The run of each is a folder in `run`: member-1, member-2, … `names` say where the
     sources come from."""
-    from usfan.adaptation.several import mix_adapted
-    from usfan.artifacts.model import as_model, check_members
-    from usfan.compute.passes import engine_store
-    from usfan.compute.runtime import as_runtime
-
     names = names or [str(one) if isinstance(one, (str, Path)) else f"source {n + 1}" for n, one in enumerate(sources)]
     models, engine = [as_model(one, module) for one in sources], as_runtime(runtime, device)
     must_be_several(models, engine)
@@ -249,11 +241,6 @@ def adapt_member(
     source: SourceModel, store: Any, run: Any, engine: Any, progress: Any, data: Any, labels: Any, given: dict[str, Any]
 ) -> AdaptedModel:
     """One source of several, adapted; or, if its run had ended before, as it was saved."""
-    from usfan.adaptation.adapt import adapt as run_adaptation
-    from usfan.adaptation.several import with_passes
-    from usfan.artifacts.model import as_model
-    from usfan.data.few_labels import few_labels
-
     if run is not None and run.finished() is not None:
         return with_passes(source, as_model(run.path), store, engine)  # type: ignore[arg-type]
     table = None if labels is None else few_labels(labels, data, source.classes)[store.kept]
@@ -262,15 +249,11 @@ def adapt_member(
 
 def member_settings(source: SourceModel, name: Any, data: Any, given: dict[str, Any]) -> dict[str, Any]:
     """What config.yaml holds of a run with this source."""
-    from usfan.adaptation.settings import recorded_settings
-
     return {"source": name, "data": data_name(data), **recorded_settings(*settled(source, given))}
 
 
 def member_path(folder: RunFolder | None, number: int) -> Path | None:
     """The run folder of a member. One that is there must be a folder, not a link."""
-    from usfan.artifacts.folder import MEMBER
-
     if folder is None:
         return None
     name = MEMBER.format(number)
@@ -281,17 +264,12 @@ def member_path(folder: RunFolder | None, number: int) -> Path | None:
 
 def settled(source: SourceModel, given: dict[str, Any]) -> Any:
     """The settings of a run with this model, and its method."""
-    from usfan.adaptation.settings import resolve
-    from usfan.adaptation.witness import has_witness
-
     named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
     witness = has_witness(source.architecture, source.summary)
     return resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
 
 
 def must_be_several(models: Sequence[SourceModel], engine: Any) -> None:
-    from usfan.config_checks import MOST_SOURCES
-
     if len(models) > MOST_SOURCES:
         raise ConfigError(f"at most {MOST_SOURCES} sources can be mixed; got {len(models)}")
     if any(model.kind == "mixture" for model in models):
@@ -304,9 +282,6 @@ def save_adaptation(
     folder: RunFolder, model: AdaptedModel, data: Any, *, open_set: bool, private: bool = False
 ) -> dict[str, Any]:
     """All that a run folder of `adapt` holds: the model, metrics.json, what was seen of each image, what changed."""
-    from usfan.evaluation.changes import write_changes
-    from usfan.evaluation.samples import adaptation_metrics, save_samples
-
     data = data.for_model(model.classes, open_set=open_set)
     model.save(folder.path, private=private)
     if model.alternative is not None:
@@ -346,10 +321,6 @@ def evaluate(
         progress: True, False, or a function that is called with the number of images just seen.
         **options: Further options of `usfan.evaluation.evaluate.evaluate`.
     """
-    from usfan.artifacts.model import as_model
-    from usfan.compute.runtime import as_runtime
-    from usfan.evaluation.evaluate import evaluate as run_evaluation
-
     model, data, engine = as_model(model, module), as_data(data), as_runtime(runtime, device)
     options |= {"open_set": open_set, "batch_size": batch_size, "runtime": engine}
     if callable(progress):
@@ -366,7 +337,6 @@ def report_model(model: Any, out: str | Path, data: Any = None) -> Path:
         out: The file.
         data: Images, for a model that was loaded, and labels.
     """
-    from usfan.artifacts.model import as_model
     from usfan.report.of_model import write_model_report
 
     return write_model_report(as_model(model), Path(out), None if data is None else as_data(data))
@@ -377,18 +347,11 @@ SourceModel.report = report_model
 
 def as_data(data: Any) -> Any:
     """An `ImageData` of whatever was given; pixels that were decoded before stay as they are."""
-    from usfan.artifacts.model import as_images
-    from usfan.data.cache import PixelStore
-
     return data if isinstance(data, PixelStore) else as_images(data)
 
 
 def images_of(store: Any) -> Any:
     """Decoded pixels as an `ImageData` with their labels. Features have no image to show: they get blank ones."""
-    from usfan.data.images import FileImages
-    from usfan.data.labels import Labels
-    from usfan.data.sources import ImageData
-
     pixels = store.pixels.cpu() if store.pixels.ndim == 4 else torch.zeros(len(store), 1, 1, 1, dtype=torch.uint8)
     data = ImageData(pixels, name="pixels in memory" if store.pixels.ndim == 4 else "features in memory")
     if store.labels is not None:
@@ -408,8 +371,6 @@ def data_name(data: Any) -> str:
 @contextlib.contextmanager
 def opened_run(run: Any, recorded: dict[str, Any], command: str, resume: bool) -> Iterator[tuple[Any, bool]]:
     """The run folder, and whether it was opened here; a `RunFolder` that the caller opened stays the caller's."""
-    from usfan.runs.folder import RunFolder
-
     if run is None or isinstance(run, RunFolder):
         yield run, False
         return

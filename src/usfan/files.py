@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -320,21 +320,20 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def read_json_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
-    try:
-        return parse_json(folder.read(name, most))
-    except ArtifactError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"{folder.path / name}: not readable as JSON: {shown(error, 300)}") from None
+    return _read_in(folder, name, most, parse_json, "JSON")
 
 
 def read_yaml_in(folder: Folder, name: str) -> Any:
+    return _read_in(folder, name, MOST_YAML, parse_yaml, "YAML")
+
+
+def _read_in(folder: Folder, name: str, most: int, parse: Callable[[bytes], Any], kind: str) -> Any:
     try:
-        return parse_yaml(folder.read(name, MOST_YAML))
+        return parse(folder.read(name, most))
     except ArtifactError:
         raise
     except (ValueError, OSError) as error:
-        raise ArtifactError(f"{folder.path / name}: not readable as YAML: {shown(error, 300)}") from None
+        raise ArtifactError(f"{folder.path / name}: not readable as {kind}: {shown(error, 300)}") from None
 
 
 def read_yaml(path: str | Path) -> Any:

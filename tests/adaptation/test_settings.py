@@ -6,7 +6,6 @@ import pytest
 from spying import squares
 
 import usfan
-from usfan.adaptation.facts import Facts
 from usfan.adaptation.methods import METHODS, Method
 from usfan.adaptation.settings import recorded_settings, resolve
 from usfan.config import AdaptConfig
@@ -169,11 +168,6 @@ def test_the_name_of_a_network_decides_nothing(source, weights):
     assert settings[0]["pseudo_label_weight"] == (0.1 if weights is None else 0.3)
     states = [run.classifier.state_dict() for run in runs]
     assert all(states[0][k].equal(other[k]) for other in states for k in states[0])
-
-
-def test_facts_are_said_in_one_line():
-    facts = Facts(pretrained=True, classes=31, batch_size=64, epochs=15, setting="closed")
-    assert facts.describe() == "backbone pretrained, closed set, 2.1 samples per class in a batch"
 
 
 def test_presets_are_the_literal_settings():

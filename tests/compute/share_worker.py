@@ -10,7 +10,6 @@ from usfan.artifacts.model import SourceModel
 from usfan.compute.runtime import Runtime
 from usfan.compute.share import gather_json, own_share
 from usfan.data.sources import ImageData
-from usfan.data.stream import Skipped
 from usfan.errors import UsfanError
 from usfan.evaluation.evaluate import evaluate, run_over
 from usfan.evaluation.predictions import write_predictions
@@ -30,10 +29,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
     runtime = Runtime(torch.device("cpu"), workers=0, rank=rank, world=world)
-    skipped: list[Skipped] = []
     images = ImageData(data)
-    found = {"metrics": evaluate(model, images, batch_size=16, runtime=runtime, skipped=skipped)}
-    found["skipped"] = [entry.path for entry in skipped]
+    found = {"metrics": evaluate(model, images, batch_size=16, runtime=runtime)}
+    found["skipped"] = sorted(images.unreadable)
     found["positions"] = run_over(model, images, 16, runtime)[1].tolist()
     found["rows"] = write_predictions(out / "table.csv", model, ImageData(data), 0.5, runtime)
     # The broken files lie in the shares of different processes, and one process can read nothing at all.

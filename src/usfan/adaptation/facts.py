@@ -21,8 +21,3 @@ class Facts:
     def per_class(self) -> float:
         """Samples of each class in a batch, on average."""
         return self.batch_size / self.classes
-
-    def describe(self) -> str:
-        """One line for the log."""
-        start = "pretrained" if self.pretrained else "trained from scratch"
-        return f"backbone {start}, {self.setting} set, {self.per_class:.1f} samples per class in a batch"

@@ -6,11 +6,11 @@ made for, or the floor below, whichever is more.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from usfan.budget import check_cost
 from usfan.data.views import InputSpec
@@ -26,34 +26,26 @@ class Cost(NamedTuple):
     bytes: int
     """The largest layer's input and output, and the pixels."""
     operations: float
-    """Multiplications in convolutions and linear layers."""
+    """Multiplications in convolutions, linear layers and attention."""
 
 
 def cost_of(network: nn.Module, spec: InputSpec) -> Cost:
     """Cost of one image. Errors of the network are passed on."""
-    largest, operations = 0, 0.0
+    largest = 0
 
     def look(module: nn.Module, given: tuple[object, ...], result: object) -> None:
-        nonlocal largest, operations
-        sizes = [t.numel() for t in (*given, result) if isinstance(t, Tensor)]
-        largest = max(largest, sum(sizes))
-        if not sizes or not isinstance(result, Tensor):
-            return
-        if isinstance(module, nn.Linear):
-            operations += result.numel() * module.in_features
-        elif isinstance(module, nn.modules.conv._ConvNd):
-            operations += result.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+        nonlocal largest
+        largest = max(largest, sum(t.numel() for t in (*given, result) if isinstance(t, Tensor)))
 
-    leaves = [module for module in network.modules() if not list(module.children()) or isinstance(module, nn.Linear)]
-    hooks = [module.register_forward_hook(look) for module in leaves]
+    hooks = [module.register_forward_hook(look) for module in network.modules() if not list(module.children())]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
             network(torch.zeros(1, spec.channels, spec.size, spec.size, device="meta"))
     finally:
         for hook in hooks:
             hook.remove()
     pixels = spec.channels * (5 * spec.resize**2 + 8 * spec.size**2)
-    return Cost(4 * largest + pixels, operations)
+    return Cost(4 * largest + pixels, counter.get_total_flops() / 2)
 
 
 def check_image_cost(network: nn.Module, spec: InputSpec, native: InputSpec, place: str) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from usfan.data.arrays import one_image
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.images import DatasetImages, FileImages, Images, image_of
-from usfan.data.labels import Labels, from_given, from_names
+from usfan.data.labels import Labels, from_given
 from usfan.errors import DataError
 
 MOST_BYTES = 2**34
@@ -133,14 +133,8 @@ def _given(values: Any, classes: Sequence[str] | None, count: int, name: str) ->
     """None for labels that are all −1: torchvision and Hugging Face mark unlabelled splits so."""
     if values is None:
         return None
-    if isinstance(values, torch.Tensor):
-        values = values.tolist()
     values = [value.item() if hasattr(value, "item") else value for value in values]
-    if values and all(value == -1 for value in values):
-        return None
-    if values and all(isinstance(value, str) for value in values):
-        return from_names(values, classes, name)
-    return from_given(values, classes, count, name)
+    return None if values and all(value == -1 for value in values) else from_given(values, classes, count, name)
 
 
 def _own_classes(source: Any) -> Sequence[str] | None:

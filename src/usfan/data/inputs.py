@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.images import FileImages
-from usfan.data.lists import inside
+from usfan.data.lists import check_root
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 
@@ -32,19 +33,12 @@ def open_inputs(
         raise DataError("no image was given: name photographs, a folder or a list, or write paths to standard input")
     if len(paths) == 1 and not os.path.isfile(paths[0]):
         raise DataError(f"no such image: {one_line(paths[0])}")
-    for path in paths:
-        if root is not None and not inside(path, root):
-            raise DataError(f"{one_line(path)} leaves the root {one_line(root)}")
+    check_root(paths, root)
     there = next((path for path in paths if os.path.isfile(path)), None)
     if there is None:
         raise DataError(f"none of the {len(paths)} images is there: {one_line(paths[0])}, …")
-    name = given[0] if len(given) == 1 else f"{len(paths)} images"
-    return _with_paths(ImageData([there], strict=strict, name=name), paths)
-
-
-def _with_paths(data: ImageData, paths: list[str]) -> ImageData:
-    """The same data for these files, which may be missing."""
-    data._images, data.paths = FileImages(paths), paths
+    data = ImageData([there], strict=strict, name=given[0] if len(given) == 1 else f"{len(paths)} images")
+    data._images, data.paths = FileImages(paths), paths  # which may be missing
     return data
 
 
@@ -57,10 +51,6 @@ def _expanded(given: Iterable[str], standard_input: Any) -> Iterable[str]:
         if one != "-":
             yield one
             continue
-        if standard_input is None:
-            import sys
-
-            standard_input = sys.stdin
-        for line in standard_input:
+        for line in standard_input or sys.stdin:
             if line.strip():
                 yield line.strip("\r\n")

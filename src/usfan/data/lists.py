@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from usfan.budget import allowed, check_cost
@@ -123,6 +123,12 @@ def inside(path: str, root: str) -> bool:
     """Whether a path stays below the root once links and `..` are followed."""
     real = os.path.realpath(root)
     return os.path.commonpath([real, os.path.realpath(path)]) == real
+
+
+def check_root(paths: Iterable[str], root: str | None) -> None:
+    for path in paths if root is not None else ():
+        if not inside(path, root):  # type: ignore[arg-type]
+            raise DataError(f"{one_line(path)} leaves the root {one_line(str(root))}")
 
 
 def read_text(file: str) -> str:

@@ -229,10 +229,10 @@ def _from_path(
         name = name or os.path.basename(path) or path
         found = folders.scan(path, unlabelled=unlabelled)
         own = None if found.names is None else from_names(found.names, classes, name)
-        _check_root(found.paths, root)
+        lists.check_root(found.paths, root)
         return _Found(FileImages(found.paths), own, name)
     if path.lower().endswith(tuple(SUFFIXES)) and os.path.isfile(path):
-        _check_root([path], root)
+        lists.check_root([path], root)
         return _Found(FileImages([path]), None, name or os.path.basename(path))
     if os.path.isfile(path):
         name = name or os.path.splitext(os.path.basename(path))[0]
@@ -243,7 +243,7 @@ def _from_path(
 
 def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, root: str | None, name: str) -> _Found:
     paths = lists.resolve(given, root or os.getcwd())
-    _check_root(paths, root)
+    lists.check_root(paths, root)
     for i, path in enumerate(paths):
         if not os.path.isfile(path):
             raise DataError(f"{name}: no such file: {one_line(path)} (item {i})")
@@ -268,9 +268,3 @@ def _is_paths(source: Any) -> bool:
     return (
         isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(p, (str, os.PathLike)) for p in source)
     )
-
-
-def _check_root(paths: list[str], root: str | None) -> None:
-    for path in paths:
-        if root is not None and not lists.inside(path, root):
-            raise DataError(f"{one_line(path)} leaves the root {one_line(root)}")

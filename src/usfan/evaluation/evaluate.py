@@ -27,14 +27,13 @@ def evaluate(
     batch_size: int = 64,
     runtime: RuntimeConfig | Runtime | None = None,
     progress: Any = None,
-    skipped: list[Skipped] | None = None,
 ) -> dict[str, Any]:
     """The figures of `metrics.json`. Classes are matched by name; percentages go from 0 to 100."""
     images = as_images(data)
     if images.labels is None:
         raise DataError(f"{images.name}: no labels to compare with; `usfan predict` needs none")
     images = images.match_classes(model.classes, open_set=open_set)
-    outputs, kept = run_over(model, images, batch_size, runtime, progress, skipped)
+    outputs, kept = run_over(model, images, batch_size, runtime, progress)
     assert images.labels is not None
     return score_outputs(outputs, images.labels[kept], model, open_set=open_set)
 
@@ -45,7 +44,6 @@ def run_over(
     batch_size: int = 64,
     runtime: RuntimeConfig | Runtime | None = None,
     progress: Any = None,
-    skipped: list[Skipped] | None = None,
 ) -> tuple[Outputs, Tensor]:
     """One streamed pass, shared by the processes: outputs of all readable images on the CPU, and their positions.
 
@@ -66,8 +64,6 @@ def run_over(
                 raise
     entries = [Skipped(*entry) for part in gather_json(lost, engine) for entry in part]
     images.unreadable.update(entries)
-    if skipped is not None:
-        skipped.extend(entries)
     kept, *columns = (engine.gathered(rows.to(engine.device)).cpu() for rows in found.rows())
     if len(kept) == 0:
         path, reason = entries[0]

@@ -75,12 +75,13 @@ def create_backbone(
     return Backbone(model, features, spec, weights)
 
 
-def timm_spec(model: Any, channels: int) -> InputSpec:
-    """The input that timm gives for a model, with this number of channels."""
+def timm_spec(model: Any, channels: int | None = None) -> InputSpec:
+    """The input that timm gives for a model, or with another number of channels."""
     from timm.data.config import resolve_model_data_config
 
     data = resolve_model_data_config(model)
     size = int(data["input_size"][-1])
+    channels = channels or int(data["input_size"][0])
     mean, std = (per_channel(data[name], channels) for name in ("mean", "std"))
     return InputSpec(channels, size, round(size * RESIZE_RATIO), mean, std)
 

@@ -24,7 +24,7 @@ from usfan.data.labels import checked_classes
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec, test_view
 from usfan.errors import ConfigError, DataError
-from usfan.models.backbones import RESIZE_RATIO, read_state, recognise_timm, timm_model
+from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
 from usfan.models.classifier import copy_module, guess_head, wrap_module
 from usfan.training.class_order import check_order
 from usfan.training.source import Rival, fit_posterior
@@ -110,13 +110,7 @@ def is_odd(module: nn.Module) -> bool:
 
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
-        from timm.data.config import resolve_model_data_config
-
-        own = resolve_model_data_config(module)
-        size = int(own["input_size"][-1])
-        return InputSpec(
-            int(own["input_size"][0]), size, round(size * RESIZE_RATIO), tuple(own["mean"]), tuple(own["std"])
-        )
+        return timm_spec(module)
     guess = guess_spec(module, data)
     spec = next((s for s in (guess, InputSpec()) if takes(module, s)), guess)
     log.warning(
@@ -221,20 +215,17 @@ def from_state_dict(
     runtime: Runtime,
     *,
     head: str | None,
-    prior: float | str,
-    damping: str,
     classes: Sequence[str] | None = None,
-    weight_decay: float | None = None,
-    rival: Rival | None = None,
-    progress: Progress = None,
+    **options: Any,
 ) -> SourceModel:
-    """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
+    """A timm classifier from its weights; the classes are those given, or those of the data, in its order. `options`
+    are those of `attach_posterior`."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
         raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
-    needs_weight_decay(prior, weight_decay, path)
+    needs_weight_decay(options.get("prior", "evidence"), options.get("weight_decay"), path)
     data = named_data(data, classes)
     state = read_state(file)
     module = timm_model(backbone)
@@ -249,5 +240,4 @@ def from_state_dict(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    options: dict[str, Any] = {"prior": prior, "damping": damping, "weight_decay": weight_decay, "rival": rival}
-    return attach_posterior(module, data, head=head, runtime=runtime, progress=progress, **options)
+    return attach_posterior(module, data, head=head, runtime=runtime, **options)
