@@ -534,16 +534,18 @@ def uncertainty_table() -> str:
 
 
 def label_first_table() -> str:
-    mean = load("label-first.json")["mean"]
-    names = {
-        "source": "source model",
-        "adapted": "adapted, no labels",
-        "random": "random",
-        "doubt": "most doubtful",
-        "clusters": "k-means",
-        "label_first": "`label_first`",
-    }
-    return markdown(["labels", "accuracy"], [[title, f"{mean[name]:.1f}"] for name, title in names.items()])
+    """Tasks in columns, means over the seeds; the last row is the gain of the choice."""
+    rows = [row for name in ("office31", "digits") for row in load(f"label-first-{name}.json")["rows"]]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    names = {"source": "source model", "adapted": "adapted, no labels", "random": "random labels"}
+    names["label_first"] = "labels by `label_first`"
+
+    def mean(task: str, name: str) -> float:
+        return statistics.fmean(row[name] for row in rows if row["task"] == task)
+
+    lines = [[title, *(f"{mean(task, name):.1f}" for task in tasks)] for name, title in names.items()]
+    gains = [f"{mean(task, 'label_first') - mean(task, 'random'):+.1f}" for task in tasks]
+    return markdown(["", *tasks], [*lines, ["`label_first` over random", *gains]])
 
 
 def suite_summary(name: str, *wanted: str) -> str:

@@ -208,8 +208,8 @@ class AdaptConfig(OptimiserConfig):
     samples: int = 128
     """M, draws from the posterior."""
     given_label_weight: float | None = None
-    """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15:
-    a network that is trained as a whole memorises a few images."""
+    """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15
+    (on digits 1 did harm)."""
     label_folds: int | None = None
     """Parts in which the labels of --labels are left out in turn to say what they are worth; each part takes one more
     adaptation. By default 5 if the backbone stays frozen, else 0 (off)."""

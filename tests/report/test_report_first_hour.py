@@ -87,6 +87,26 @@ def test_a_bad_calibration_is_not_green_because_it_was_worse(tmp_path, after, ma
     assert said in detail.text.replace("\u00a0", " ")
 
 
+def test_what_given_labels_are_worth(tmp_path):
+    run = write_adapt_run(tmp_path / "run", N=60)
+    for labels, said in (
+        (
+            {"count": 12, "left_out": 58.3, "without": 41.7},
+            "left out in turn, 58 % right with the others, 42 % without any",
+        ),
+        ({"count": 12}, ""),
+        ({"count": 12, "left_out": "many", "without": None}, ""),
+    ):
+        with_metrics(run, labels=labels)
+        tiles = {tile.all("dt")[0].text: tile for tile in page_of(run).all("dl", "tiles")[0].children}
+        text = tiles["labels given"].text.replace("\u00a0", " ")
+        assert "12" in text
+        assert said in text
+    for strange in ([1], "12", {"count": "<b>"}):
+        with_metrics(run, labels=strange)
+        assert "labels given" not in page_of(run).text
+
+
 def test_every_term_is_explained(tmp_path):
     page = page_of(write_adapt_run(tmp_path / "run", N=60))
     terms = {row[0]: row[1] for row in page.one("r1-terms").rows()}

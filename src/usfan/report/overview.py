@@ -170,6 +170,7 @@ def tiles(run: Run) -> list[Tile]:
         for key, name in (("coverage", "classes predicted"), ("drift", "left the source prediction")):
             if is_number(validators.get(key)):
                 shown.append(Tile(name, percent(100 * validators[key], 0)))
+    shown += given_labels(run.metrics.get("labels"))
     images = run.metrics.get("images", len(run.samples) if run.samples is not None else None)
     if is_number(images):
         skipped = run.metrics.get("skipped")
@@ -177,6 +178,17 @@ def tiles(run: Run) -> list[Tile]:
     if is_number(run.metrics.get("seconds")):
         shown.append(Tile("time", seconds(run.metrics["seconds"])))
     return shown
+
+
+def given_labels(labels: Any) -> list[Tile]:
+    """How many labels the user gave, and what they are worth."""
+    if not isinstance(labels, dict) or not is_number(labels.get("count")):
+        return []
+    left, without = labels.get("left_out"), labels.get("without")
+    worth = ""
+    if is_number(left) and is_number(without):
+        worth = f"left out in turn, {percent(left, 0)} right with the others, {percent(without, 0)} without any"
+    return [Tile("labels given", number(labels["count"]), worth)]
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
