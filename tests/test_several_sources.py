@@ -116,6 +116,20 @@ def test_from_python_with_every_kind_of_mixing(places):
     assert usfan.adapt([places[0]], places[2], **given).kind == "adapted"  # one source is no mixture
 
 
+def test_a_few_labels_go_to_every_source(places, tmp_path, capsys):
+    """The figures of the mixture are of the other images, and all its members are told the labels."""
+    (tmp_path / "few.csv").write_text("path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\n")
+    run = tmp_path / "run"
+    assert command("adapt", *places, "--out", run, "--labels", tmp_path / "few.csv", *RUN) == 0
+    assert "labels: 2 images of 2 classes" in capsys.readouterr().err
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["labels"]["rest"]["images"] == 22
+    assert "without" not in metrics["labels"]["rest"]
+    assert metrics["labels"]["rest"]["with"] == pytest.approx(metrics["after"]["accuracy"], abs=0.01)
+    for member in ("member-1", "member-2"):
+        assert json.loads((run / member / "metrics.json").read_text())["labels"]["count"] == 2
+
+
 def test_labels_are_never_touched_and_classes_are_matched_by_name(places):
     """The second source knows the classes in another order: the mixture puts them in the first one's."""
     source = usfan.SourceModel.load(places[0])

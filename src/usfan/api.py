@@ -21,9 +21,11 @@ import torch
 from torch import nn
 
 from usfan.adaptation.adapt import adapt as run_adaptation
+from usfan.adaptation.given import Given
 from usfan.adaptation.settings import recorded_settings, resolve
 from usfan.adaptation.several import mix_adapted, with_passes
 from usfan.adaptation.witness import has_witness
+from usfan.adaptation.worth import describe
 from usfan.artifacts.folder import MEMBER
 from usfan.artifacts.model import AdaptedModel, MixtureModel, SourceModel, as_images, as_model, check_members
 from usfan.compute.passes import engine_store
@@ -229,6 +231,10 @@ def adapt_several(
                     save_adaptation(part, members[-1], images, open_set=config.setting == "open", private=private)
         mixture = mix_adapted(members, config, row, () if private else names)
         assert mixture.passes is not None
+        if labels is not None:
+            few = Given.of_table(few_labels(labels, data, mixture.classes)[store.kept], torch.device("cpu"))
+            mixture.history["labels"] = describe(few, mixture.passes.before.logits.argmax(dim=1).cpu())
+            mixture.passes = dataclasses.replace(mixture.passes, given=few.rows)
         if images is data:
             mixture.passes = dataclasses.replace(mixture.passes, images=data.without_labels())
         if folder is not None:

@@ -50,7 +50,7 @@ def mix_adapted(
     before, after = (mixture.mix(group) for group in sides(passes))
     mixture.unknown_rule = method.split.rule(after, method.split.decision) if config.setting == "open" else None
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
-    mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path)
+    mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path, given=None, without=None)
     mixture.history = history_of(mixture, members, config, sources)
     kept = {k: v for k, v in mixture.history.items() if k in ("method", "epochs", "mixing", "sources")}
     mixture.summary = {**kept, "seconds": mixture.history["seconds"]}

@@ -210,6 +210,8 @@ def adapt_several(settings: dict[str, Any]) -> None:
         say_skipped(data, run, private=private)
         say_changes(out, settings["data"], model)
         metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
+        if "labels" in metrics:
+            say(f"labels: {describe_worth(metrics['labels'])}")
         if "after" in metrics:
             names = [f"{name} {when}" for name in ("accuracy", "ece", "hos") for when in ("before", "after")]
             print_metrics({name: metrics[name.split()[1]].get(name.split()[0]) for name in names}, out)

@@ -105,7 +105,7 @@ def describe_worth(labels: dict[str, Any]) -> str:
         shares = f"{labels['left_out']:.0f} % with the others, {labels['without']:.0f} % without any"
         parts.append(f"left out in turn, they are right for {shares}")
     rest = labels.get("rest", {})
-    if "without" in rest:
+    if "without" in rest and "with" in rest:
         shares = f"{rest['with']:.1f} % with these labels, {rest['without']:.1f} % without"
         parts.append(f"the other {rest['images']:,} images are right for {shares}")
     return "; ".join(parts)
