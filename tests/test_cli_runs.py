@@ -65,7 +65,7 @@ def test_ctrl_c_names_the_command_that_goes_on_and_it_does(command, model, folde
     capsys.readouterr()
     assert usfan(*call, "--out", out) == 130
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == f"usfan {command}: interrupted; to go on: usfan {command} --resume --out '{out}'"
+    assert line == f"usfan {command}: interrupted; to continue: usfan {command} --resume --out '{out}'"
     stopped(False)
     assert usfan(command, "--resume", "--out", out) == 0
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -85,7 +85,7 @@ def test_ctrl_c_before_there_is_anything_to_go_on_with(model, folder, tmp_path, 
     for call, end in (
         (("adapt", model, folder, "--out", tmp_path / "run"), "interrupted"),
         (("evaluate", model, folder), "interrupted"),
-        (("reproduce", "toy"), "interrupted; the same command goes on with what is done"),
+        (("reproduce", "toy"), "interrupted; run the same command again to continue"),
     ):
         assert usfan(*call) == 130
         assert capsys.readouterr().err.strip() == f"usfan {call[0]}: {end}"

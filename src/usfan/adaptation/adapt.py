@@ -2,7 +2,7 @@
 
     settings → data → model → [pass over the target → refresh terms → epoch of steps] × E → judge → model
 
-It receives a model, its posterior and images. It cannot receive source data, and drops labels at the door, except those
+It receives a model, its posterior and images. It cannot receive source data, and removes labels at once, except those
 that the user gives for a few images of the target (`labels`).
 """
 
@@ -148,7 +148,7 @@ def witnessed(
     stores: tuple[PixelStore, PixelStore],
     runtime: Runtime,
 ) -> tuple[Tensor | None, set[str]]:
-    """What the witness sees of the target, N × F, and the hash of its weights. `stores`: what the run learns from, and
+    """The witness's features of the target, N × F, and the hash of its weights. `stores`: what the run learns from, and
     the images; features of the model's own backbone are not computed twice."""
     if isinstance(given, Tensor):
         return given, set()
@@ -315,7 +315,7 @@ class Adaptation:
         self.loop = Loop(self.classifier, feeder, stage, self.terms, self.runtime, beside=beside, progress=progress)
 
     def stage_at(self, epoch: int) -> tuple[int, int]:
-        """The number of the stage that trains after so many epochs, and its own epoch."""
+        """The stage that trains after this many epochs, and the epoch within it."""
         number = next((n for n, end in enumerate(self.ends) if epoch < end), 0)
         return number, epoch - self.begins(number)
 
@@ -358,7 +358,7 @@ class Adaptation:
             term.end_epoch(own, self.classifier)
 
     def told(self, outputs: Outputs) -> Outputs:
-        """What guidance and terms are told of a pass: the labels that the user gave, in place of predictions."""
+        """The outputs of a pass for guidance and terms, with the user's labels in place of predictions."""
         return outputs if self.given is None else self.given.told(outputs)
 
     def outputs(self) -> Outputs:
@@ -378,7 +378,7 @@ class Adaptation:
         return predicted.masked_fill(unknown, outputs.logits.shape[1])
 
     def judge(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
-        """Show this iterate to the guard, and write it down."""
+        """Show this iterate to the guard, and record it."""
         figures = validate(outputs.probs, source_probs=before.probs, posterior_probs=outputs.posterior_probs)
         if self.guide.separates:
             figures["information_maximization"] = self.guide.known_information(outputs.probs)
@@ -409,7 +409,7 @@ class Adaptation:
             self.folder.save_checkpoint(epoch, tensors, {"guard": self.guard.to_dict(), "records": self.records})
 
     def resume(self) -> int:
-        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
+        """Continue from the newest checkpoint of the run folder; returns the epoch to start with."""
         found: Checkpoint | None = load_checkpoint(self.folder, self.runtime)
         if found is None:
             return 0
@@ -485,5 +485,5 @@ def of_run(progress: Progress, before: tuple[int, int], total: tuple[int, int], 
 
 
 def stage_of(config: AdaptConfig, method: Method, stage: Later) -> Stage:
-    """The stage as the loop runs it. A method without terms has nothing to train; to settle takes an epoch."""
+    """The stage as the loop runs it. A method without terms trains nothing; settling BatchNorm takes an epoch."""
     return Stage.of(config, **{"epochs": config.epochs if method.terms else int(method.settles), **stage.stage})

@@ -31,7 +31,7 @@ def nearest_centroid(
     rounds: int = 2,
     total: Total = alone,
 ) -> Tensor:
-    """N labels. Where `mask` is 0 a sample has no part in the centroids (open set), though it too gets a label."""
+    """N labels. Samples whose `mask` is 0 (open set) do not count for the centroids, but get a label too."""
     classes = probs.shape[1]
     phi, probs = unit_features(features), probs.float()
     keep = torch.ones(len(probs), device=probs.device) if mask is None else mask.float()

@@ -28,10 +28,10 @@ SHORT = 4
 
 @dataclass(frozen=True)
 class Certainty:
-    """How samples are weighed. Settings that are None are decided by `decide`."""
+    """How samples are weighted. Settings that are None are decided by `decide`."""
 
     weights: str = "none"
-    """none (every sample alike), point (certainty of the point estimate) or posterior (of the posterior predictive)."""
+    """none (all samples equal), point (certainty of the point estimate) or posterior (of the posterior predictive)."""
     refresh: str = "epoch"
     """When weights are made: epoch (test views, BatchNorm in test mode) or step (Algorithm 1, the batch as it is)."""
     normalise_weights: bool = True
@@ -51,7 +51,7 @@ class Certainty:
             raise ConfigError(f"temperature must be positive; got {self.temperature}")
         between("temperature", self.temperature, *TEMPERATURES)
         if self.balance and not self.normalise_weights:
-            raise ConfigError("balance divides the weights by their mean, normalise_weights=off forbids it: choose one")
+            raise ConfigError("balance divides the weights by their mean, and normalise_weights=off forbids that")
         if self.refresh == "step" and (self.balance or self.anneal):
             raise ConfigError("balance and anneal need weights per epoch: leave out refresh=step")
 

@@ -1,4 +1,5 @@
-"""What defaults may depend on: things the program can see and says. Never the name of a network."""
+"""Facts that defaults may depend on. The program can see them and reports them. The name of a network is not one of
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that the user gave for a few target images: what the run is told in place of its own predictions.
+"""Labels that the user gave for a few target images, which replace the run's own predictions.
 
 Shapes: L labelled images, N target samples, K classes.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from usfan.scoring.outputs import Outputs
 
 SURE = 1e-6
-"""What the posterior and the network leave to all other classes of an image whose label is given."""
+"""Probability left to all other classes of an image whose label is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Given:
         table[self.rows] = self.labels if table.ndim == 1 else one_hot(self.labels, table.shape[1]).to(table)
 
     def told(self, outputs: Outputs) -> Outputs:
-        """What a pass over the target says, with the labels in place of the predictions."""
+        """The outputs of a pass over the target, with labels in place of predictions."""
         classes = outputs.probs.shape[1]
         sure = one_hot(self.labels, classes) * (1 - SURE * classes) + SURE
         probs, posterior, logits = (t.clone() for t in (outputs.probs, outputs.posterior_probs, outputs.logits))

@@ -28,24 +28,24 @@ from usfan.scoring.validators import collapse
 
 NEAR = 5
 WIDE_SHARE = 10
-"""Wide neighbourhoods hold one of so many images."""
+"""Wide neighbourhoods hold one in this many images."""
 MOST = 1_000
 DRAWS = 8
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the decision rests on; each can be said in a sentence."""
+    """The thresholds of the decision."""
 
     names: float = 0.25
-    """Least share of the changed predictions that at least one head drawn from the source posterior gives too."""
+    """Smallest share of changed predictions that some head drawn from the source posterior must also give."""
     unchanged: float = 0.01
     """If fewer predictions changed, there is nothing to judge, and the adapted model is kept."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the guard saw of one iterate; `near` and `wide` are differences to the source model."""
+    """The guard's figures of one iterate; `near` and `wide` are differences to the source model."""
 
     epoch: int
     changed: float
@@ -73,7 +73,7 @@ class Kept:
     kept: str
     """adapted, source, or undecided (then the source model stays, and the adapted one is saved beside it)."""
     epoch: int
-    """Of the model that is kept; 0 is the source model."""
+    """Epoch of the model that is kept; 0 is the source model."""
     reason: str
     candidate: int = 0
     """The epoch that was judged."""
@@ -94,7 +94,7 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
     seen = f"agreement of neighbours beyond chance {before:.0%} before, {after:.0%} after"
     weaker = min(last.near, last.wide, key=lambda interval: interval.low)
     if last.names < rules.names:
-        why = f"the source model's posterior gives only {last.names:.0%} of the new predictions any chance"
+        why = f"the source posterior finds only {last.names:.0%} of the new predictions plausible"
         return Kept("source", 0, f"{start}source model kept: {why}", last.epoch)
     if weaker.low > 0:
         return Kept("adapted", last.epoch, f"{start}adapted model kept: {seen}")
@@ -112,7 +112,7 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
 
 
 class Guard:
-    """Looks at every iterate, and remembers the weights of the last good one."""
+    """Examines every iterate, and keeps the weights of the last good one."""
 
     def __init__(self, *, enabled: bool, rules: Rules | None = None) -> None:
         self.enabled, self.rules = enabled, rules or Rules()
@@ -130,7 +130,7 @@ class Guard:
         return self.history[-1].epoch
 
     def open(self, before: Outputs, labels: Tensor, draws: Tensor, seen: Tensor | None, classes: int) -> None:
-        """Once: what the source model says (N labels and N×M labels of drawn heads), and what the judge sees: N' × F
+        """Called once with the source model's N labels, N×M labels of drawn heads, and the judge's features: N' × F
         features of the images at `rows`, or None for the source model's own."""
         self.source, self.classes = before, classes
         self.rows = evenly_spaced(len(labels), MOST).to(labels.device)
@@ -168,7 +168,7 @@ class Guard:
         return {"history": [asdict(look) for look in self.history]}
 
     def restore(self, stored: dict[str, Any], state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint: its history but for the last look, which is taken again, and its weights."""
+        """Continue from a checkpoint: its weights, and its history except for the last look, which is repeated."""
         self.history = [Look.from_dict(look) for look in stored["history"]][:-1]
         if not self.history or self.history[0].epoch != 0 or self.history[0].collapse:
             raise ValueError("its history does not begin with the source model")
@@ -176,8 +176,8 @@ class Guard:
 
 
 ACCURACY_ERROR = {"before": (0.12, 0.12), "after": (0.20, 0.08)}
-"""How far the truth may lie below and above the estimate. Set on the runs that the guard was chosen on; docs/results.md
-says how often the interval holds on those set aside."""
+"""How far the truth may be below and above the estimate. Set on the runs that the guard was chosen on;
+docs/studies/guard.md says how often the interval holds on those set aside."""
 
 
 def estimated_accuracy(look: Look, *, adapted: bool = True) -> dict[str, dict[str, float]]:

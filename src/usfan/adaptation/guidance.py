@@ -1,4 +1,4 @@
-"""What guides an epoch, made from one pass over the target: certainty weights, who is known, which classes occur.
+"""What guides an epoch, computed from one pass over the target: certainty weights, known samples, class shares.
 
 Tables with a row per target sample, which terms read by sample number; refreshed in place.
 """
@@ -65,11 +65,11 @@ class Guidance:
         self.weights, self.known, self.diverse = ones.clone(), ones.clone(), ones.clone()
         """N each: weight in the entropy term; 1 for samples judged known, else 0; weight in the mean of L_div."""
         self.shares: Tensor | None = None
-        """K class shares that L_div asks for; None asks for equal ones."""
+        """K class shares that are the aim of L_div; None means equal shares."""
 
     @property
     def diversity_counts(self) -> bool:
-        """Whether the diversity term is asked for: a partial set need not show every class."""
+        """Whether the diversity term is used: a partial set need not contain every class."""
         return self.setting != "partial"
 
     @property

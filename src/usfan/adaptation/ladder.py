@@ -1,6 +1,6 @@
-"""How much of the network moves: the ladder new → all, climbed only if the target needs it.
+"""How much of the network is trained: the ladder new → all, climbed only if the target needs it.
 
-The source model's head is asked first, on features that have not moved. If its predictions explain at least half of
+The source model's predictions on frozen features come first. If its predictions explain at least half of
 the target's structure (κ ≥ ½, `scoring.structure`), the features carry its classes, and only the layers after the
 backbone move. If they do not, and there are at least 100 images per class to learn from, everything moves, the
 backbone at a hundredth of the learning rate. A backbone that was fine-tuned or trained from scratch moves as in the
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 EXPLAINED = 0.5
 """Least structure that the source model's predictions must explain for the backbone to stay as it is."""
 ENOUGH = 100
-"""Images per class from which the backbone can be moved."""
+"""Images per class that are needed to train the backbone."""
 LIGHT = 0.01
 """Learning rate of a pretrained backbone that moves, relative to the new layers."""
 
@@ -44,7 +44,7 @@ class Rung:
 
 
 def decide(explained: float, per_class: float) -> Rung:
-    """The rule, for a backbone that is as it was pretrained."""
+    """The rule for a backbone with its pretrained weights."""
     if explained >= EXPLAINED:
         return Rung("new", f"the source model explains {explained:.0%} of the target's structure")
     if per_class < ENOUGH:

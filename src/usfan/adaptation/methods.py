@@ -1,4 +1,4 @@
-"""The table of methods. A method is data: the terms of its loss, how it weighs samples, its stage settings.
+"""The table of methods. A method is data: the terms of its loss, its sample weights, its stage settings.
 
 To add one, add a row, and a module in `terms/` if it brings a new term:
 
@@ -47,7 +47,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Method:
-    """What a method does with the target; everything else is the one loop's."""
+    """What a method does with the target; the loop does the rest."""
 
     name: str
     summary: str
@@ -60,7 +60,7 @@ class Method:
     then: tuple[Later, ...] = ()
     """Further stages, one after another."""
     settles: bool = False
-    """BatchNorm takes the target's statistics before the first look at it."""
+    """Whether BatchNorm takes the target's statistics before the first pass."""
     published: str = ""
     """Averages of the authors, Office-31 / Office-Home / VisDA-C."""
 
@@ -141,7 +141,7 @@ METHODS.add(Method("source-only", "the source model, not adapted", stage={"epoch
 METHODS.add(
     Method(
         "shot-im",
-        "information maximisation, every sample alike",
+        "information maximisation, all samples equal",
         (InformationMaximization(),),
         published="87.3/70.5/80.4",
     )
@@ -195,7 +195,7 @@ DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)
 METHODS.add(
     Method(
         "lsc",
-        "predicted as the nearest neighbours are (local structure clustering of G-SFDA); diverse",
+        "predictions agree with the nearest neighbours (local structure clustering of G-SFDA); diversity",
         (LocalStructure(), DIVERSE),
         stage={"epochs": 32},
         published="–/71.3/85.4",
@@ -204,7 +204,7 @@ METHODS.add(
 METHODS.add(
     Method(
         "nrc",
-        "predicted as the neighbours are, reciprocal ones first, and their neighbours; diverse",
+        "predictions agree with neighbours, above all reciprocal ones, and their neighbours; diversity",
         (Reciprocity(), DIVERSE),
         published="89.4/–/–",
     )
@@ -212,7 +212,7 @@ METHODS.add(
 METHODS.add(
     Method(
         "aad",
-        "predicted as the nearest neighbours are, and unlike the rest of the batch",
+        "predictions agree with the nearest neighbours and differ from the rest of the batch",
         (AttractDisperse(),),
         published="89.6/72.7/88.0",
     )
@@ -220,7 +220,7 @@ METHODS.add(
 METHODS.add(
     Method(
         "upa",
-        "shot with the cleanest pseudo-labels only, by a vote of neighbours",
+        "shot with the pseudo-labels that neighbours confirm",
         (InformationMaximization(), CleanLabels()),
         published="89.9/73.0/88.7",
     )
@@ -230,7 +230,7 @@ METHODS.add(
 METHODS.add(
     Method(
         "cowa",
-        "cross-entropy on mixup, weighted by how sure data and model are of a label (JMDS)",
+        "cross-entropy on mixup, weighted by the joint confidence of data and model (JMDS)",
         (WeightedMixup(),),
         stage={"epochs": 30},
         published="90.3/72.5/86.9",
@@ -239,7 +239,7 @@ METHODS.add(
 METHODS.add(
     Method(
         "shot++",
-        "shot and rotation prediction; then MixMatch from the samples of lowest entropy",
+        "shot and rotation prediction, then MixMatch from the samples of lowest entropy",
         (InformationMaximization(), PseudoLabels(), Rotation()),
         then=(Later((MixMatch(),)),),
         published="–/73.0/–",

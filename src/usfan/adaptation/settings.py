@@ -1,4 +1,4 @@
-"""From what a user gave to a run in which every setting has a value: preset, then the user's own, then the facts."""
+"""Gives every setting of a run a value: from the preset, the user, and the facts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def resolve(
 
 
 FOLDS = 5
-"""Of labels that are left out in turn, if an adaptation takes seconds."""
+"""Parts of the given labels that are left out in turn, if an adaptation takes seconds."""
 MOVING_LABEL_WEIGHT = 0.15
-"""Of given labels, if the whole network moves: with 10 labels of digits a weight of 1 cost two points (labels seen)."""
+"""Weight of given labels if the whole network is trained. With 10 labels of digits, 1 cost two points (labels seen)."""
 
 
 def with_rung(config: AdaptConfig, rung: Rung, *, pretrained: bool) -> AdaptConfig:
-    """The settings with what moves decided, and how fast the backbone does."""
+    """The settings with `tune` and the backbone's learning rate decided."""
     scale = rung.backbone_lr_scale or (0.1 if pretrained else 1.0)
     given = config.backbone_lr_scale
     folds, weight = (FOLDS, 1.0) if rung.tune == "new" else (0, MOVING_LABEL_WEIGHT)
@@ -75,7 +75,7 @@ def with_setting(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the given settings this method has: a study gives them to every method of its table."""
+    """The given settings that this method has: a study passes them to every method."""
     names = {f.name for f in dataclasses.fields(AdaptConfig)} | METHODS[method].settings().keys()
     return {name: value for name, value in given.items() if name in names}
 
@@ -89,7 +89,7 @@ def refuse(name: str, method: Method, fields: set[str]) -> None:
 
 
 def recorded_settings(config: AdaptConfig, method: Method) -> dict[str, Any]:
-    """Every value that the run has, flat: what config.yaml holds, and what makes the same run again."""
+    """All values of the run as a flat table: config.yaml holds them, and they repeat the run."""
     return {**dataclasses.asdict(config), **method.settings()}
 
 

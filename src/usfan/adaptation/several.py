@@ -1,4 +1,4 @@
-"""Several sources: each model is adapted to the target by itself, as if it were alone, then they are mixed.
+"""Several sources: each model is adapted to the target on its own, then they are mixed.
 
     source model 1 … S, trained apart → adapt each → weights from what they say of the target → one mixture
 

@@ -1,4 +1,4 @@
-"""The witness: a frozen pretrained network that looks at the target once. It has not seen the source data, so it does
+"""The witness: a frozen pretrained network that sees the target once. It has not seen the source data, so it does
 not share the source model's mistakes.
 
 `auto` takes the network that the source model started from: its own features if the backbone has not moved since, the
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Witness:
-    """A frozen network and what it wants to see."""
+    """A frozen network and its input."""
 
     name: str
     module: nn.Module

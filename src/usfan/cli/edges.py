@@ -1,4 +1,4 @@
-"""What the commands do around the work: open the data and the devices, and say what came of it."""
+"""What commands do around the work: open the data and the devices, and report the outcome."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load_module(named: str | None) -> Any:
 
 
 def must_be_a_file(path: Path, flag: str) -> None:
-    """Before the work: the file can be written where it is to lie."""
+    """Check before the work that the file can be written."""
     from usfan.files import must_be_writable
 
     if path.exists() and not path.is_file():
@@ -90,7 +90,7 @@ def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
 
 
 def below_the_data(data: Any) -> dict[str, str]:
-    """The unreadable files by their paths below the data: a log goes to others, with the run."""
+    """The unreadable files by their paths below the data, because a log may be shared."""
     from usfan.data.images import below, common_folder
 
     folder = common_folder(data.paths) if data.paths else ""
@@ -98,7 +98,7 @@ def below_the_data(data: Any) -> dict[str, str]:
 
 
 def describe_worth(labels: dict[str, Any]) -> str:
-    """What the labels that were given are worth, in one line."""
+    """What the given labels are worth, in one line."""
     images = "image" if labels["count"] == 1 else "images"
     parts = [f"{labels['count']} {images} of {labels['classes']} classes"]
     if "left_out" in labels:

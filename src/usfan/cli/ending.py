@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, one line for what went wrong, and signals that end it for sure.
+"""How a command ends: exit codes, one line for errors, and signals.
 
 0 done, 1 a fault, 2 a user's mistake, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM).
 """
@@ -67,7 +67,8 @@ def stoppable() -> Iterator[None]:
 
 
 def keep_standard_handles() -> None:
-    """Standard input, output and error are open, if only on nothing: else the next file opened takes their place."""
+    """Standard input, output and error are open, if only to /dev/null; otherwise the next opened file takes their
+    place."""
     for handle in (0, 1, 2):
         try:
             os.fstat(handle)
@@ -87,13 +88,14 @@ class PlainFormatter(logging.Formatter):
 
 
 def plain_warnings() -> None:
-    """What libraries and the package warn of, escaped."""
+    """Warnings of libraries and the package, escaped."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
 
 
 def exit_code(program: str, error: BaseException, to_go_on: Callable[[], str] = str) -> int | None:
-    """Say what happened in one line; what to exit with. None for a fault of the program, which shows its traceback.
+    """Print what happened in one line, and return the exit code. None for a fault of the program, which shows its
+    traceback.
 
     `to_go_on` gives the rest of the line for a run that was interrupted.
     """

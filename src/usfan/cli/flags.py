@@ -1,6 +1,6 @@
 """What every command takes, as data. Flags that are fields of a config have their type, help and default from there.
 
-A command is read without anything heavy; its `Command` is made only if it is the one that was asked for.
+Commands are listed without heavy imports; a `Command` is built only when it is used.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ def others(kind: type, shown: Iterable[Flag] = (), *, without: Iterable[str] = (
 DATA = Flag("data", "A folder class/*.jpg, a flat folder of images, one image, or a list file.")
 MODEL = Flag("model", "Model folder or Hub id.")
 OUT = Flag("out", "Run folder: settings, figures, log and the model (required).", metavar="DIR")
-RESUME = Flag("resume", "Go on with the interrupted run in --out; its settings are read from there.", "bool")
+RESUME = Flag("resume", "Continue the interrupted run in --out with its settings.", "bool")
 PRIVATE = Flag(
     "private",
-    "Leave out paths, file names and, of train and posterior, settings, log and training figures.",
+    "Leave out paths and file names; train and posterior also leave out settings, log and training figures.",
     "bool",
 )
-ROOT = Flag("root", "Folder that a list's paths start from and may not leave.", metavar="DIR")
+ROOT = Flag("root", "Folder that relative paths of a list start from; no image may be outside it.", metavar="DIR")
 STRICT = Flag("strict", "An unreadable image is an error.", "bool")
-BUDGET = Flag("budget", "Multiplies the limits on what a model or a file may cost in memory and time.", "float", 1.0)
-CONFIG = Flag("config", "Settings by name; flags go on top.", metavar="FILE.yaml")
+BUDGET = Flag("budget", "Multiplies the limits on memory and time that a model or a file may use.", "float", 1.0)
+CONFIG = Flag("config", "Settings by name; flags override them.", metavar="FILE.yaml")
 SEED = Flag("seed", "Seed of whatever is drawn.", "int", 0)
 MODULE = Flag(
     "module",
@@ -123,7 +123,7 @@ OPEN_SET = Flag("open_set", "The data may hold classes that the model does not k
 PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
 UNCERTAINTY = Flag(
     "uncertainty",
-    "What certainty comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
+    "Source of certainty: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
     default="auto",
     choices=choices_of(AdaptConfig, "uncertainty"),
 )
@@ -175,13 +175,13 @@ def posterior() -> Command:
             "Common": (
                 OUT,
                 Flag("backbone", "timm model that the state dict belongs to."),
-                Flag("head", "Name of its final Linear, if timm does not say."),
+                Flag("head", "Name of its final Linear layer; timm models know theirs."),
                 Flag("classes", "Names of the model's outputs in its order: one per line, or JSON.", metavar="FILE"),
                 *fields(TrainConfig, "prior", "damping", "uncertainty", "members"),
-                Flag("dropout_rate", "Of MC dropout; by default that of the training, or 0.1.", "float | None"),
+                Flag("dropout_rate", "Rate of MC dropout; by default that of the training, or 0.1.", "float | None"),
                 Flag(
                     "weight_decay",
-                    "Of the training, for --prior weight-decay; as stored if not given.",
+                    "Weight decay of the training, for --prior weight-decay; by default as stored.",
                     "float | None",
                 ),
                 RESUME,
@@ -265,7 +265,7 @@ def predict() -> Command:
 
 def report() -> Command:
     out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
-    about = "Folder that images may be shown from; by default, wherever the images of runs made here lie."
+    about = "Folder that images may be shown from; by default only runs made on this machine show theirs."
     root = Flag("root", about, metavar="DIR")
     runs = Flag("runs", "Run folders, or a folder of runs.", "list[str]", metavar="RUN")
     groups = {"Common": (out, root), **every_command(SEED)}
@@ -321,7 +321,7 @@ def reproduce() -> Command:
         (
             Flag("data", "Folder of the data set.", metavar="ROOT"),
             Flag("methods", "By default those of the paper.", "list[str]"),
-            Flag("seeds", "By default 2019 2020 2021; of the toy 0 to 19, of digits without --data 0.", "list[int]"),
+            Flag("seeds", "By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0.", "list[int]"),
             PAIRS,
             Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
             RAY,
@@ -333,7 +333,7 @@ def reproduce() -> Command:
 
 
 def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: Flag, *data: Flag) -> Command:
-    """What both take that run pairs × methods × seeds."""
+    """Flags of the two commands that run pairs × methods × seeds."""
     given = (*fields(AdaptConfig, "setting", "epochs", "preset"), LAST_ITERATE)
     adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
     about = "Epochs of stage 1. Other settings of `usfan train`: --set source_NAME=VALUE."

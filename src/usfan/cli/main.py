@@ -1,7 +1,7 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
 Flags come from the fields of the config dataclasses, their help from the fields' docstrings (`flags`); cyclopts parses
-them (`parse`). A YAML file given with --config holds the same names; flags go on top (`settings`).
+them (`parse`). A YAML file given with --config holds the same names; flags override it (`settings`).
 Exit codes: `usfan.cli.ending`.
 """
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def going_on(name: str, settings: dict[str, Any]) -> str:
-    """What an interrupted command can be continued with, if it had begun."""
+    """How to continue an interrupted command, if it had begun."""
     if not settings:
         return ""
     from usfan.cli.settings import to_go_on
@@ -93,7 +93,7 @@ def no_command(name: str) -> ConfigError:
 
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
-    """The thread that writes curves raises what went wrong in the main thread too: it is said there, once."""
+    """The thread that writes curves raises what went wrong in the main thread too: it is reported there, once."""
     before = threading.excepthook
 
     def hook(given: threading.ExceptHookArgs) -> None:

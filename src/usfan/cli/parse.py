@@ -1,4 +1,4 @@
-"""From words to settings, by cyclopts: only this module knows it."""
+"""From words to settings, with cyclopts, which only this module uses."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def restored(value: Any) -> Any:
 
 
 def told(error: CycloptsError, command: Command) -> str:
-    """One line. A field that is no flag of this command is shown as it can be given."""
+    """One line. A field that is not a flag of this command is shown with --set."""
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
     if isinstance(error, cyclopts.UnknownOptionError) and "set" in command.flags:
         name = (error.token.keyword or error.token.value).partition("=")[0].lstrip("-").replace("-", "_")
         if name in command.names() or is_method_setting(name):
-            return f"--{name.replace('_', '-')} is no flag of its own: give it as --set {name}=VALUE"
+            return f"--{name.replace('_', '-')} has no flag: give it as --set {name}=VALUE"
     if isinstance(error, cyclopts.UnusedCliTokensError):
         return f"unexpected argument: {ascii((error.unused_tokens or [''])[0])[:80]}"
     text = str(error).rstrip(".")
@@ -77,7 +77,7 @@ def function_of(name: str, command: Command) -> Callable[..., None]:
 
 
 def place(flag: Flag) -> inspect.Parameter:
-    """A positional argument. None is required here: a config file, or the run to go on with, may hold it."""
+    """A positional argument. None is required here: a config file, or the run to continue, may hold it."""
     kind: Any = Literal[flag.choices] if flag.choices else str
     options = Parameter(help=flag.about)
     if flag.several:

@@ -1,4 +1,4 @@
-"""From what was given to the settings that a command gets: config file, --set and flags, or the run to go on with."""
+"""From what was given to the settings that a command gets: config file, --set and flags, or the run to continue."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_last_place(command: Command, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config_file(name: str, command: Command, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a YAML file, which may be a stranger's. The config.yaml of a run of the same command will do."""
+    """The settings of a YAML file, which may be a stranger's. The config.yaml of a run of the same command works."""
     try:
         loaded = read_yaml(Path(path))
     except (OSError, ValueError) as error:
@@ -187,7 +187,7 @@ def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict
     if changed:
         raise ConfigError(
             f"{out} holds a run with other settings ({shown(', '.join(changed), 600)}): "
-            "leave these flags out to go on with it, or choose another --out"
+            "leave these flags out to continue it, or choose another --out"
         )
     kept = {k: v for k, v in before.items() if v is not None and v != WITHHELD and k not in ("command", "module")}
     must_be_known(command, kept)
@@ -201,13 +201,13 @@ def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict
 
 
 def to_go_on(name: str, settings: dict[str, Any]) -> str:
-    """For a run that was interrupted: the command that goes on with it."""
+    """For an interrupted run: the command that continues it."""
     out = settings.get("out")
     if name in ("study", "reproduce"):
-        return "; the same command goes on with what is done"
+        return "; run the same command again to continue"
     if name not in COMMANDS or not COMMANDS[name][1]().resumable or not out or not Path(out, "config.yaml").is_file():
         return ""
     words = ["usfan", name, "--resume", "--out", str(out)]
     if "module" in settings:
         words += ["--module", settings["module"]]
-    return f"; to go on: {shlex.join(words)}"
+    return f"; to continue: {shlex.join(words)}"

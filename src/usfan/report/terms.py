@@ -17,7 +17,7 @@ VALIDATORS = {
     "structure": "How much more often near images get the same prediction than by chance, as another network sees "
     "them: 1 if always.",
     "structure_gain": "The same, minus the source model's. The guard looks at it.",
-    "names": "Share of the changed predictions that the source model's posterior gives a chance.",
+    "names": "Share of the changed predictions that the source model's posterior finds plausible.",
 }
 """What each validator says; none of them needs labels."""
 

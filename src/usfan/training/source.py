@@ -246,7 +246,7 @@ class Training:
         self.folder.save_checkpoint(epoch + 1, tensors, {"best": self.best})
 
     def resume(self) -> int:
-        """Go on from the newest checkpoint of the run folder; the epoch to begin with."""
+        """Continue from the newest checkpoint of the run folder; returns the epoch to start with."""
         found = load_checkpoint(self.folder, self.runtime)
         if found is None:
             return 0

@@ -36,7 +36,7 @@ from usfan.scoring.outputs import Outputs
 
 @dataclass(frozen=True)
 class Context:
-    """What a term may see of the run. There is no way from here to source data, or to labels that nobody gave."""
+    """What a term may see of the run. It holds neither source data nor labels, except those that the user gave."""
 
     count: int
     """N."""
@@ -52,7 +52,7 @@ class Context:
     witness: Tensor | None = None
     """N × D' features of the target in a frozen pretrained network, or None."""
     uncertainty: Any = None
-    """What certainty comes from: the source head's posterior, unless the run asks for another."""
+    """Source of certainty: the posterior of the source head, unless the run uses another."""
     given: Given | None = None
     """Labels that the user gave for a few of the images."""
 
@@ -97,7 +97,7 @@ class Term:
         return []
 
     def tensors(self) -> dict[str, Tensor]:
-        """State that a checkpoint must hold: what the next `refresh` does not make anew."""
+        """State that a checkpoint must hold: what the next `refresh` does not recompute."""
         return {}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """UPA, uncertainty-aware pseudo-label filtering: cross-entropy only with the cleanest pseudo-labels of each class.
 
 The labels are SHOT's nearest centroids. Each sample's k nearest neighbours vote with weights exp(s/5), s their cosine;
-what wins is the sample's label in the next vote. A pseudo-label is as clean as its share of the last vote, and the
+the winner is the sample's label in the next vote. A pseudo-label is as clean as its share of the last vote, and the
 cleanest 60 % of each class are used. Ties, which are common (all k agree), go to the higher probability. The authors'
 contrastive term over a second, strongly augmented view is left out.
 

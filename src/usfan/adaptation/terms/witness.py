@@ -1,7 +1,7 @@
-"""What a witness says of the target: labels from its clusters, and attraction between its neighbours.
+"""Terms of the witness: labels from its clusters, and attraction between its neighbours.
 
 Labels: a mixture in the witness's features, whose clusters are named by the source model's posterior predictive
-(`scoring.mixture`). Each epoch the network names them anew, and EM goes on from the last gate.
+(`scoring.mixture`). In each epoch the network names them again, and EM continues from the last gate.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
@@ -32,7 +32,7 @@ from usfan.scoring.objectives import global_mean, soft_cross_entropy
 from usfan.scoring.outputs import Outputs
 
 FIRST_ROUNDS, LATER_ROUNDS = 20, 6
-"""Rounds of EM at the first refresh, and at later ones, which go on from the last."""
+"""Rounds of EM at the first refresh, and at later ones, which continue from the last."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class WitnessLabels(Term):
             self.given.pin(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The gate, from which the next refresh goes on; clusters are made anew from it."""
+        """The gate, from which the next refresh continues and recomputes the clusters."""
         if self.mixture is None:
             return {}
         m = self.mixture
