@@ -340,7 +340,7 @@ def own(folder, tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_an_own_network_is_imported_only_if_the_user_names_it(refused, own, folder, tmp_path):
+def test_an_own_network_is_imported_only_if_the_user_names_it(refused, own, folder, tmp_path, capsys):
     source, name = own
     named = ("--module", f"{name}:make")
     assert "--module" in refused("predict", source, folder, "--out", tmp_path / "t.csv", *TINY)
@@ -353,6 +353,7 @@ def test_an_own_network_is_imported_only_if_the_user_names_it(refused, own, fold
     assert (tmp_path / "t.csv").read_text().count("\n") == 25
     assert usfan("evaluate", source, folder, *named, *TINY) == 0
     out = adapt_tiny(source, folder, tmp_path / "run", *named)
+    assert f"--out predictions.csv --module {name}:make\n" in capsys.readouterr().err
     assert "make" not in (out / "config.yaml").read_text()
     assert usfan("predict", out, folder, "--out", tmp_path / "u.csv", *named, *TINY) == 0
     assert usfan("export", source, "--onnx", tmp_path / "m.onnx", "--tensors", *named) == 0

@@ -169,7 +169,7 @@ def adapt(settings: dict[str, Any]) -> None:
             say_skipped(data, run, private=private)
             if not private:
                 write_changes(run.path, model, data)
-            say_changes(out, settings["data"], model)
+            say_changes(out, settings["data"], model, settings.get("module"))
             if "labels" in metrics:
                 say(f"labels: {describe_worth(metrics['labels'])}")
             if "after" in metrics:
@@ -208,7 +208,7 @@ def adapt_several(settings: dict[str, Any]) -> None:
         options = {"runtime": runtime, "run": run, "labels": labels, "names": paths, "private": private}
         model = run_several(sources, data, **options, **given)
         say_skipped(data, run, private=private)
-        say_changes(out, settings["data"], model)
+        say_changes(out, settings["data"], model, settings.get("module"))
         metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
         if "labels" in metrics:
             say(f"labels: {describe_worth(metrics['labels'])}")

@@ -111,19 +111,20 @@ def describe_worth(labels: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def say_changes(out: str, data: str, model: Any) -> None:
+def say_changes(out: str, data: str, model: Any, module: str | None = None) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
     from usfan.evaluation.changes import describe_changes
 
     where, history = shlex.quote(out), model.history
     kept = "the model, adapted by" if history["kept_epoch"] else "the source model, after a try with"
     guess = history["estimated_accuracy"]["after"]
+    own = "" if module is None else f" --module {shlex.quote(module)}"
     for line in (
         f"{out}: {kept} {model.method}",
         f"guard: {history['guard']['reason'].removeprefix('guard ')}",
         f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f})",
         f"changes: {describe_changes(model)}",
-        f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv",
+        f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv{own}",
         f"      usfan report {where}",
     ):
         say(line)
