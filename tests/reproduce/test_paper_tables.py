@@ -89,7 +89,7 @@ def test_columns_and_methods_are_those_of_the_catalogue():
         entry = BENCHMARKS[table.benchmark]
         tasks = [column for column in table.columns if "→" in column and not column.endswith("*")]
         assert set(tasks) <= set(entry.tasks)
-        assert table.backbone == entry.recipe.backbone
+        assert table.backbone == entry.recipe.train["backbone"]
         assert table.metric == ("os" if table.setting == "open" else entry.metric)
     assert tuple(paper_table("A3").columns[:-1]) == BENCHMARKS["visda-c"].classes
     assert tuple(paper_table("2").columns[:-1]) == BENCHMARKS["office-home"].tasks

@@ -25,7 +25,7 @@ from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, RuntimeConfig
-from usfan.data.benchmarks.benchmark import Benchmark, Found
+from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Found
 from usfan.data.benchmarks.catalogue import load_domain
 from usfan.data.benchmarks.own import fitting
 from usfan.data.cache import PixelStore, open_store
@@ -52,7 +52,6 @@ from usfan.reproduce.choices import (
 from usfan.reproduce.digits_figure import correct_areas, entropies_of, entropy_figure
 from usfan.reproduce.live import LiveTable
 from usfan.reproduce.place import Place, limited_threads, take_place
-from usfan.reproduce.recipes import adapt_settings, train_settings
 from usfan.reproduce.results import Table
 from usfan.reproduce.suite_figure import table_figure
 from usfan.runs.folder import mend_log
@@ -221,7 +220,7 @@ class Suite:
         if self.is_done(cell):
             return self.read_cell(cell)
         recipe = self.benchmark.recipe_for(source)
-        usual = {k: v for k, v in adapt_settings(recipe).items() if k not in METHODS[method].stage}
+        usual = {k: v for k, v in recipe.adapt.items() if k not in METHODS[method].stage}
         settings = {**own_settings(method, {**usual, **self.settings}), "seed": seed}
         model = self.source_model(source, seed)
         store = self.target_store(source, target, self.benchmark.train_split, model)
@@ -286,7 +285,7 @@ class Suite:
         return True
 
     def train(self, source: str, seed: int, folder: Path) -> None:
-        settings = {**train_settings(self.benchmark.recipe_for(source)), **self.source_settings, "seed": seed}
+        settings = {**self.benchmark.recipe_for(source).train, **self.source_settings, "seed": seed}
         spec = create_backbone(settings["backbone"], "none").spec
         started = time.perf_counter()
         pair = next(pair for pair in self.pairs if pair[0] == source)
@@ -392,15 +391,15 @@ class Suite:
             "pairs": [f"{s}→{t}" for s, t in self.pairs],
             "adapt": self.settings,
             "rows": {**self.earlier, **{name: METHODS[name].settings() for name in self.methods}},
-            "source": {**train_settings(self.benchmark.recipe), **self.source_settings},
+            "source": {**(self.benchmark.recipe or DEFAULTS).train, **self.source_settings},
             "domains": {
                 name: {"images": self.found.counts[name], "classes": list(classes)}
                 for name, classes in self.found.held.items()
             },
             "recipes": {
-                domain.short: {"source": train_settings(recipe), "adapt": adapt_settings(recipe)}
-                for domain in self.benchmark.domains
-                if (recipe := self.benchmark.recipe_for(domain.short)) is not None
+                domain.short: {"source": recipe.train, "adapt": recipe.adapt}
+                for domain in (self.benchmark.domains if self.benchmark.recipe else ())
+                if (recipe := self.benchmark.recipe_for(domain.short))
             },
             "hardware": ", ".join(sorted(self.hardware)) or self.device_name(),
             "torch": torch.__version__,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import lookalikes
+from usfan.config import AdaptConfig, TrainConfig, make_config
 from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark, check, load_domain
 from usfan.errors import ConfigError, DataError
-from usfan.reproduce.recipes import adapt_settings
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 FOLDERS = ("office31", "office-home", "visda-c", "domainnet")
@@ -76,19 +76,24 @@ def test_class_splits():
 
 
 def test_recipes_follow_the_protocol():
-    epochs = {name: (b.recipe.source_epochs, b.recipe.target_epochs) for name, b in BENCHMARKS.items()}
+    epochs = {name: (b.recipe.train["epochs"], b.recipe.adapt["epochs"]) for name, b in BENCHMARKS.items()}
     assert epochs["office31"] == (100, 15)
     assert epochs["office-home"] == (50, 15)
     assert epochs["visda-c"] == (10, 15)
     assert epochs["digits"] == (30, 30)
     assert epochs["cifar-stl"] == (20, 20)
-    assert benchmark("visda-c").recipe.lr == 1e-3
-    assert adapt_settings(benchmark("visda-c").recipe)["pseudo_label_warmup"] == 1
-    assert "pseudo_label_warmup" not in adapt_settings(benchmark("office31").recipe)  # left to the method
-    assert benchmark("digits").recipe_for("svhn").backbone == "dtn"
-    assert benchmark("digits").recipe_for("M").backbone == "lenet"
-    moved = {domain: benchmark("digits").recipe_for(domain).shift_turn for domain in "MUS"}
-    assert moved == {"M": False, "U": True, "S": False}
+    visda = benchmark("visda-c").recipe
+    assert visda.train["lr"] == visda.adapt["lr"] == 1e-3
+    assert visda.adapt["pseudo_label_warmup"] == 1
+    assert "pseudo_label_warmup" not in benchmark("office31").recipe.adapt  # left to the method
+    assert benchmark("digits").recipe_for("svhn").train["backbone"] == "dtn"
+    assert benchmark("digits").recipe_for("M").train["backbone"] == "lenet"
+    views = {domain: benchmark("digits").recipe_for(domain).train["augment"] for domain in "MUS"}
+    assert views == {"M": "none", "U": "shift-turn", "S": "none"}
+    for entry in BENCHMARKS.values():  # every name is a setting
+        make_config(TrainConfig, dict(entry.recipe.train))
+        own = {k: v for k, v in entry.recipe.adapt.items() if not k.startswith("pseudo_label")}
+        make_config(AdaptConfig, own)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

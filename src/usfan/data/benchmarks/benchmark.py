@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from usfan.config import TrainConfig
 from usfan.errors import ConfigError
 
 WHOLE = "all"
@@ -55,36 +57,16 @@ class ClassSplit:
 class Recipe:
     """The settings of a benchmark in the paper and in SHOT's recipe. `note` says what neither of them fixes."""
 
-    backbone: str
-    """The paper's network, by a name in the table of backbones."""
-    bottleneck: int | None = 256
-    """Width of the bottleneck; None: the head stands on the backbone."""
-    bottleneck_dropout: float = 0.0
-    head_bias: bool = True
-    resize: int = 256
-    crop: int = 224
-    """Size of the network's input. `resize` = `crop`: no cropping."""
-    crop_scale: tuple[float, float] | None = None
-    """Training crops cover this share of the area and are resized (RandomResizedCrop); None: crops of fixed size."""
-    flip: bool = True
-    shift_turn: bool = False
-    """Source views are moved by up to 4 of 28 pixels and turned by up to 10°."""
-    lr: float = 1e-2
-    target_lr: float | None = None
-    """Learning rate of the target stage; None: as in the source stage."""
-    backbone_lr_scale: float = 0.1
-    weight_decay: float = 1e-3
-    batch_size: int = 64
-    label_smoothing: float = 0.1
-    val_fraction: float = 0.1
-    source_epochs: int = 50
-    target_epochs: int = 15
-    beta: float = 0.3
-    """Weight of the pseudo-label loss, if the method has one."""
-    pseudo_label_warmup: int | None = None
-    """Epochs at the start of the target stage without the pseudo-label loss, if the recipe fixes them."""
+    train: Mapping[str, Any]
+    """Fields of `TrainConfig`."""
+    adapt: Mapping[str, Any]
+    """Fields of `AdaptConfig`, and settings of methods."""
     seeds: tuple[int, ...] = (2019, 2020, 2021)
     note: str = ""
+
+
+DEFAULTS = Recipe({"backbone": TrainConfig.backbone}, {})
+"""For a user's own domains."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +110,9 @@ class Benchmark:
         """Task names, as in the paper's tables."""
         return tuple(f"{source}→{target}" for source, target in self.pairs)
 
-    def recipe_for(self, source: str) -> Recipe | None:
+    def recipe_for(self, source: str) -> Recipe:
         """The recipe of all tasks from this source."""
-        return self.recipes.get(self.domain(source).short, self.recipe)
+        return self.recipes.get(self.domain(source).short, self.recipe or DEFAULTS)
 
     def domain(self, name: str) -> Domain:
         """The domain with this short or long name."""

@@ -6,10 +6,10 @@ cleaned version, and its lists leave `t-shirt` out of painting's training split 
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import resources
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, ClassSplit, Domain, Found, Recipe
 from usfan.data.benchmarks.layout_check import check_layout
@@ -20,6 +20,17 @@ from usfan.errors import ConfigError
 _CLASSES: dict[str, list[str]] = json.loads(
     resources.files("usfan.data.benchmarks").joinpath("catalogue_classes.json").read_text(encoding="utf-8")
 )
+
+
+BOTH = {"lr": 1e-2, "batch_size": 64, "backbone_lr_scale": 0.1, "weight_decay": 1e-3, "augment": "crop-flip"}
+TRAIN = {**BOTH, "label_smoothing": 0.1, "validation_share": 0.1, "patience": 0}
+TRAIN |= {"bottleneck": 256, "dropout": 0.0, "head_bias": True}
+ADAPT = {**BOTH, "epochs": 15, "pseudo_label_weight": 0.3}
+"""SHOT's recipe; a benchmark says what it has otherwise."""
+
+
+def _recipe(backbone: str, train: dict[str, Any], adapt: dict[str, Any] | None = None, note: str = "") -> Recipe:
+    return Recipe({**TRAIN, **train, "backbone": backbone}, {**ADAPT, **(adapt or {})}, note=note)
 
 
 def _folder(short: str, name: str, count: int, *aliases: str) -> Domain:
@@ -52,7 +63,7 @@ def _office31() -> Benchmark:
         classes=classes,
         pairs=_every_pair(domains),
         metric="accuracy",
-        recipe=Recipe(backbone="resnet50", source_epochs=100),
+        recipe=_recipe("resnet50", {"epochs": 100}),
         homepage="https://faculty.cc.gatech.edu/~judy/domainadapt/",
         folders=("office31", "office", "Office-31", "Office31"),
         open_set=ClassSplit(known, known + unknown),
@@ -75,7 +86,7 @@ def _office_home() -> Benchmark:
         classes=classes,
         pairs=_every_pair(domains),
         metric="accuracy",
-        recipe=Recipe(backbone="resnet50", source_epochs=50),
+        recipe=_recipe("resnet50", {"epochs": 50}),
         homepage="https://www.hemanthdv.org/officeHomeDataset.html",
         folders=("OfficeHomeDataset_10072016", "office-home", "office_home", "OfficeHome", "Office-Home"),
         open_set=ClassSplit(classes[:25], classes),
@@ -92,7 +103,7 @@ def _visda_c() -> Benchmark:
         classes=tuple(_CLASSES["visda-c"]),
         pairs=(("S", "R"),),
         metric="mean_class_accuracy",
-        recipe=Recipe(backbone="resnet101", lr=1e-3, source_epochs=10, pseudo_label_warmup=1),
+        recipe=_recipe("resnet101", {"epochs": 10, "lr": 1e-3}, {"lr": 1e-3, "pseudo_label_warmup": 1}),
         homepage="https://ai.bu.edu/visda-2017/",
         folders=("visda-c", "VISDA-C", "visda", "visda2017", "VisDA2017"),
     )
@@ -121,7 +132,7 @@ def _domainnet() -> Benchmark:
         classes=tuple(_CLASSES["domainnet"]),
         pairs=_every_pair(domains),
         metric="accuracy",
-        recipe=Recipe(backbone="resnet50", source_epochs=20, note=note),
+        recipe=_recipe("resnet50", {"epochs": 20}, note=note),
         homepage="https://ai.bu.edu/M3SDA/ (the cleaned version)",
         folders=("domainnet", "DomainNet", "domain_net"),
     )
@@ -130,6 +141,7 @@ def _domainnet() -> Benchmark:
 def _cifar_stl() -> Benchmark:
     cifar = "https://www.cs.toronto.edu/~kriz/cifar.html (the binary version)"
     stl = "https://cs.stanford.edu/~acoates/stl10/ (the binary files)"
+    views = {"epochs": 20, "augment": "resized-crop-flip"}
     return Benchmark(
         name="cifar-stl",
         title="CIFAR9→STL9",
@@ -141,17 +153,7 @@ def _cifar_stl() -> Benchmark:
         classes=tuple(_CLASSES["cifar-stl"]),
         pairs=(("CIFAR9", "STL9"),),
         metric="accuracy",
-        recipe=Recipe(
-            backbone="cnn13",
-            bottleneck=None,
-            head_bias=False,
-            resize=32,
-            crop=32,
-            crop_scale=(0.6, 1.0),
-            target_lr=1e-3,
-            source_epochs=20,
-            target_epochs=20,
-        ),
+        recipe=_recipe("cnn13", {**views, "bottleneck": 0, "head_bias": False}, {**views, "lr": 1e-3}),
         homepage=f"{cifar} and {stl}",
         folders=("cifar-stl",),
     )
@@ -164,18 +166,8 @@ def _digits() -> Benchmark:
     idx = ("MNIST/raw/train-images-idx3-ubyte", "mnist/train-images-idx3-ubyte", "train-images-idx3-ubyte")
     mats = _files("svhn", "svhn.npz", "train_32x32.mat")
     note = "SHOT splits USPS into 7,438 and 1,860 images; here it is the published split, 7,291 and 2,007."
-    recipe = Recipe(
-        backbone="lenet",
-        bottleneck_dropout=0.5,
-        resize=28,
-        crop=28,
-        flip=False,
-        backbone_lr_scale=1.0,
-        source_epochs=30,
-        target_epochs=30,
-        beta=0.1,
-        note=note,
-    )
+    both = {"epochs": 30, "augment": "none", "backbone_lr_scale": 1.0}
+    train, adapt = {**both, "dropout": 0.5}, {**both, "pseudo_label_weight": 0.1}
     return Benchmark(
         name="digits",
         title="Digits",
@@ -188,10 +180,13 @@ def _digits() -> Benchmark:
         classes=tuple(_CLASSES["digits"]),
         pairs=(("M", "U"), ("U", "M"), ("S", "M")),
         metric="accuracy",
-        recipe=recipe,
+        recipe=_recipe("lenet", train, adapt, note),
         homepage=f"{mnist}, {usps} and {svhn}",
         folders=("digits",),
-        recipes={"S": replace(recipe, backbone="dtn", resize=32, crop=32), "U": replace(recipe, shift_turn=True)},
+        recipes={
+            "S": _recipe("dtn", train, adapt, note),
+            "U": _recipe("lenet", {**train, "augment": "shift-turn"}, adapt, note),
+        },
     )
 
 
