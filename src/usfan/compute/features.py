@@ -1,4 +1,4 @@
-"""Features of a backbone that does not move: computed once per image, then kept as the pixels are.
+"""Features of a frozen backbone: computed once per image, then kept like pixels.
 
 In memory (on the device if they fit there), else in a file that is mapped into memory. With a cache folder the file is
 kept, under a key of the images, the weights and the input: features of other weights or settings are never used.
@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class FeatureStore(PixelStore):
-    """Features in the place of pixels: `pixels` is float32 N×F, and a view of an image is its row."""
+    """Features instead of pixels: `pixels` is float32 N×F, and a view of an image is its row."""
 
     def batch(self, index: Tensor, device: torch.device | str | None = None) -> Tensor:
         device = self.device if device is None else torch.device(device)

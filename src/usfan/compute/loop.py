@@ -49,7 +49,7 @@ class Batch:
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
     """(features, logits) of other views, for terms that make their own."""
     beside: tuple[Tensor, Tensor] | None = None
-    """Sample numbers and logits of samples that went through the network beside the batch, if the stage has such."""
+    """Sample numbers and logits of samples that went through the network beside the batch, if any."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Figures for the log, by name."""
 
@@ -81,7 +81,7 @@ class Loop:
         progress: Progress | None = None,
     ) -> None:
         """`rows` are the samples to train on, all by default. `beside` are samples that go through the network beside
-        every batch, at most half as many as it has at a time: only terms that ask for them see them."""
+        every batch, at most half as many as it has at a time: only terms that request them see them."""
         self.classifier, self.feeder, self.stage, self.runtime = classifier, feeder, stage, runtime
         self.terms, self.progress = list(terms), progress
         self.rows = torch.arange(len(feeder.store), device=runtime.device) if rows is None else rows
@@ -118,7 +118,7 @@ class Loop:
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
 
     def tell(self, epoch: int, figures: dict[str, Any]) -> None:
-        """Say that `epoch` epochs of this stage are done, and what the last one gave."""
+        """Report that `epoch` epochs of this stage are done, with the figures of the last one."""
         if self.progress is not None:
             shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
             shown |= {"epoch": epoch, "epochs": self.stage.epochs, **self.seen(epoch)}
@@ -140,7 +140,7 @@ class Loop:
         return len(range(self.at_once)[self.runtime.rank :: self.runtime.world])
 
     def seen(self, epochs: int, batches: int = 0) -> dict[str, int]:
-        """Images seen after so many epochs and batches: those that only fill up the last batch do not count."""
+        """Images seen after this many epochs and batches, without those that only fill up the last batch."""
         count = len(self.rows)
         last = min(batches * self.stage.batch_size, count)
         return {"images": epochs * count + last, "images_in_all": self.stage.epochs * count}

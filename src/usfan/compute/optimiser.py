@@ -61,7 +61,8 @@ class Optimiser:
         self.sgd.step()
 
     def sum_gradients(self) -> None:
-        """One message for all gradients. A parameter without one has none in any process: all run the same graph."""
+        """One message for all gradients. A parameter without a gradient has none in any process, because all run the
+        same graph."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         flat = self.runtime.total(torch.cat([g.reshape(-1) for g in grads]))
         for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):

@@ -20,9 +20,9 @@ from usfan.progress import bar
 log = logging.getLogger(__name__)
 
 WORTH_COMPILING = 30_000
-"""Steps from which compiling pays under compile="auto"."""
+"""Number of steps that makes compiling worthwhile under compile="auto"."""
 PASS_BATCH = 64
-"""Batch size of a pass over a data set: the recipe's, which a GPU has set up for training anyway (a new size costs
+"""Batch size of a pass over a data set: the recipe's, for which a GPU is set up by training (a new size costs
 seconds). On a CPU larger ones are slower."""
 LARGE_PASS_BATCH = 256
 """About the size of a GPU's other passes: a compiled one, which sets up its own, and one that is not captured…"""
@@ -138,7 +138,7 @@ def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, runtime: R
     """This process's rows of each global batch, with the size of the global batch.
 
     The last batch is filled up with the first samples of the epoch: batches are all of one size, which a GPU sets up
-    once (seconds for each new size), and the diversity of a handful of samples is never asked for.
+    once (seconds for each new size), and diversity is never computed on a handful of samples.
     """
     order = permutation(count, seed, epoch)
     if runtime.device.type == "cuda":
@@ -155,7 +155,7 @@ def count_batches(count: int, batch_size: int) -> int:
 
 
 def set_mode(classifier: Classifier, tune: str) -> None:
-    """Training mode for what moves. A backbone that is frozen ("new") stays in test mode: its BatchNorm statistics do
+    """Training mode for what is trained. A frozen backbone ("new") stays in test mode: its BatchNorm statistics do
     not drift. Under "norm" and "affine" its BatchNorms train, and the rest of it (dropout) stays in test mode."""
     classifier.train()
     if tune != "all":
@@ -179,7 +179,7 @@ def forward_store(
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Features N×D and logits N×K of test views (of `rows`, or all), BatchNorm in test mode, on the device. `replay` is
-    the `replayed_pass` of this classifier and store; `progress` is told of the images of each batch."""
+    the `replayed_pass` of this classifier and store; `progress` receives the images of each batch."""
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
@@ -208,7 +208,7 @@ def forward_store(
 
 
 def own_batches(count: int, batch_size: int, runtime: Runtime) -> Iterator[tuple[int, Tensor]]:
-    """Start and positions of the batches that this process passes over."""
+    """Start and positions of the batches of this process."""
     for start in range(0, count, batch_size)[runtime.rank :: runtime.world]:
         yield start, torch.arange(start, min(start + batch_size, count), device=runtime.device)
 

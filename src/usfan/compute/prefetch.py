@@ -1,4 +1,4 @@
-"""Decode images while the network is being loaded: processes decode, this one imports, and neither waits."""
+"""Decode images in other processes while this one loads the network."""
 
 from __future__ import annotations
 

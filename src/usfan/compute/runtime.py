@@ -69,7 +69,7 @@ class Runtime:
 
     @property
     def total_or_alone(self) -> Callable[[Tensor], Tensor]:
-        """`total`, or in one process the function that the objectives know to be no sum at all."""
+        """`total`, or the identity in a single process."""
         return alone if self.world == 1 else self.total
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -128,7 +128,7 @@ def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next layer, instead of giving large ones back to the system and taking them
-    anew, page by page: a network on a CPU spends most of its time on that. What the user tuned is left alone."""
+    anew, page by page: a network on a CPU spends most of its time on that. Settings that the user tuned are kept."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):  # another system, another library
@@ -138,7 +138,7 @@ def keep_freed_memory() -> None:
 
 
 def process_counts(config: RuntimeConfig) -> tuple[int, int]:
-    """Processes per node, and nodes: as asked for, or as torchrun has started them already."""
+    """Processes per node, and nodes: as requested, or as torchrun has started them."""
     if not (torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()):
         return config.devices, config.nodes
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])

@@ -40,7 +40,7 @@ def gather_json(value: Any, runtime: Runtime) -> list[Any]:
 
 @contextlib.contextmanager
 def one_fails_all_fail(runtime: Runtime) -> Iterator[None]:
-    """A mistake that one process meets in its share ends them all: none waits for one that is gone."""
+    """An error in one process ends all of them, so that none waits for a dead one."""
     trouble: Exception | None = None
     try:
         yield
@@ -56,7 +56,7 @@ def one_fails_all_fail(runtime: Runtime) -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_speaks(runtime: Runtime) -> Iterator[None]:
-    """A mistake is the same in all processes: only the first one says it."""
+    """An error is the same in all processes, so only the first one reports it."""
     try:
         yield
     except (UsfanError, OSError):

@@ -1,4 +1,4 @@
-"""How much memory a training step takes on a CPU, said before the first one.
+"""How much memory a training step takes on a CPU, reported before the first one.
 
 What the backward pass needs grows with the batch, and is nearly all of it. It is measured on two images: the tensors
 that autograd keeps, each storage once. The peak is about a quarter above that (EfficientNet-Lite0 at batch 16: 1.4 GB,
@@ -32,7 +32,7 @@ SMALL = 8 << 20
 
 
 def check_step_memory(classifier: Classifier, spec: InputSpec, batch_size: int, runtime: Runtime) -> None:
-    """Say what a step takes if that is much, and warn if it may not fit. For a backbone that moves, on a CPU."""
+    """Report the memory of a step if it is large, and warn if it may not fit. For a trained backbone on a CPU."""
     if runtime.device.type != "cpu" or 4 * batch_size * spec.channels * spec.size**2 < SMALL:
         return
     each, free = ABOVE * kept_per_image(classifier, spec), free_host_memory()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 WARM_UP = 3
 WORTH_CAPTURING = 50
-"""Steps from which capturing pays under compile="auto"."""
+"""Number of steps that makes capturing worthwhile under compile="auto"."""
 
 
 def worth_capturing(runtime: Runtime, steps: int) -> bool:
@@ -31,7 +31,7 @@ def worth_capturing(runtime: Runtime, steps: int) -> bool:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """An old graph freed in the middle of a capture would break it. To collect all garbage before takes longer than to
+    """An old graph freed in the middle of a capture would break it. Collecting all garbage before takes longer than the
     capture."""
     enabled = gc.isenabled()
     gc.disable()
@@ -75,8 +75,8 @@ class Stepper:
         return self._record(inputs)
 
     def release(self) -> None:
-        """No more steps: the graphs are freed, and what the step is a method of. That holds on to this, and would wait
-        for the garbage collection otherwise, with all its memory."""
+        """No more steps: frees the graphs and the object that owns the step. They refer to each other, and would wait
+        for the garbage collection otherwise, with all their memory."""
         self.graphs.clear()
         self.plain_step, self.capture = no_step, False
 

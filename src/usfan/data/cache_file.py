@@ -186,7 +186,7 @@ def _blocks(header: Header) -> Iterator[tuple[int, int, int]]:
 def locked(path: Path) -> Iterator[bool]:
     """One builder at a time; others wait, then find the file. The system drops the lock of a process that dies.
 
-    Where files cannot be locked (False), two may build at once: each writes under a name of its own, and both end with
+    If files cannot be locked (False), two may build at once: each writes under a name of its own, and both end with
     the same file.
     """
     with contextlib.ExitStack() as stack:

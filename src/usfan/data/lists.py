@@ -2,9 +2,9 @@
 
 - The label is the last word of the line: a number that counts from 0, or a class name. Paths may hold spaces.
 - A last word that ends like an image file, or holds a slash, belongs to the path: that line has no label.
-- All lines have a label, or none has. Where every label is a number they are numbers, else names.
+- All lines have a label, or none has. If every label is a number, labels are numbers, else names.
 - Numbers are named after the folder the images of each lie in, where that is one folder per number; so a list and the
-  folder it points to give the same data set. Where a model knows none of these names, the numbers are its own.
+  folder it points to give the same data set. If a model knows none of these names, the numbers are its own.
 - Relative paths count from the list's own folder, or from `root`. With `root` no path may leave it.
 
 A table with commas, semicolons or tabs is understood too: a file named `.csv` or `.tsv`, or any list whose first line

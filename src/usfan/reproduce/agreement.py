@@ -1,9 +1,9 @@
-"""How far runs with different seeds agree: a figure of a study that needs no label.
+"""How far runs with different seeds agree, which needs no labels.
 
 Two models that were trained apart, and are as certain as they are right on average, agree on as large a share of the
 images as each is right on, in expectation (Jiang et al., "Assessing generalization of SGD via disagreement", ICLR
 2022). Adapted models are not so: those that are wrong in the same way agree too. But of two settings of a method, the
-one whose runs agree more can be expected to be the better one (docs/results.md says how far that held).
+one whose runs agree more can be expected to be the better one (docs/studies/agreement.md says how far that held).
 
 It is taken over the images that were adapted to. In open set "unknown" is a prediction like the others.
 """
@@ -57,7 +57,7 @@ def read_predictions(path: Path) -> Tensor | None:
 
 
 def runs_of(study: Suite, method: str, pair: tuple[str, str]) -> dict[int, Tensor]:
-    """Predictions by seed. Where the data changed between runs, those of the number of images that most have."""
+    """Predictions by seed. If the data changed between runs, those with the most common number of images."""
     found = {seed: read_predictions(study.tensors_path(seed, *pair, method)) for seed in study.seeds}
     runs = {seed: predicted for seed, predicted in found.items() if predicted is not None}
     usual = Counter(map(len, runs.values())).most_common(1)

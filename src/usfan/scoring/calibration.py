@@ -1,4 +1,4 @@
-"""How well probabilities match what turns out right: proper scores, calibration error, selective prediction.
+"""How well probabilities match outcomes: proper scores, calibration error, selective prediction.
 
 With p (N×K) the probabilities, y (N) the labels, c = max_k p the confidence and r = 1[argmax p = y]:
 

@@ -42,7 +42,7 @@ def label_first(outputs: Outputs, count: int, *, labelled: Tensor | None = None,
 
 
 def nearest_to_centres(features: Tensor, doubt: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """For each cluster the image nearest to its centre, and the doubt that the cluster holds."""
+    """For each cluster, the image nearest to its centre and the doubt in the cluster."""
     import warnings
 
     from sklearn.cluster import KMeans

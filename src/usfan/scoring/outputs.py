@@ -1,4 +1,4 @@
-"""What a model says of images: the outputs of a pass over a data set, and predictions for a user."""
+"""The outputs of a model: of a pass over a data set, and predictions for a user."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Outputs:
 
 
 def check_finite(logits: Tensor, posterior_probs: Tensor) -> None:
-    """Weights that are finite numbers can still give predictions that are none."""
+    """Finite weights can still give predictions that are not finite."""
     if not bool(torch.isfinite(logits).all() & torch.isfinite(posterior_probs).all()):
         raise ArtifactError(
             "the model's predictions are not finite numbers: its weights are too large for these images; "

@@ -1,4 +1,4 @@
-"""How well predictions explain the structure of the target, as a network sees it that the training did not use.
+"""How well predictions explain the structure of the target, in the features of a network that the training did not use.
 
     a = share of the five nearest neighbours that are predicted alike
     c = Σ_k q_k²                                     the same by chance, for predicted shares q
@@ -20,7 +20,7 @@ from torch import Tensor
 NEIGHBOURS = 5
 RESAMPLES = 200
 MOST = 2_000
-"""Images that are looked at; more change the interval little, and cost time."""
+"""Largest number of images used; more cost time and hardly change the interval."""
 
 
 @dataclass(frozen=True)

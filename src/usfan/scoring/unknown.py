@@ -84,7 +84,7 @@ class UnknownRule:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "UnknownRule":
-        """The rule that `to_dict` described; `ArtifactError` names the field that is off."""
+        """The rule that `to_dict` described; `ArtifactError` names the wrong field."""
         if not isinstance(stored, Mapping) or set(stored) != {"score", "threshold"}:
             raise ArtifactError(f"unknown rule: expected the fields score and threshold, got {stored!r}")
         score, threshold = stored["score"], stored["threshold"]

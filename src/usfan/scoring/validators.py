@@ -1,4 +1,4 @@
-"""Label-free validators: what one pass over the target says about a model when nobody has labels.
+"""Label-free validators: figures of a model from one pass over the target, without labels.
 
 With p (N×K) the point estimate, H the entropy in nats and p̄ = mean_n p_n:
 
@@ -43,7 +43,7 @@ VANISHED = 0.1
 def validate(
     probs: Tensor, *, source_probs: Tensor | None = None, posterior_probs: Tensor | None = None
 ) -> dict[str, float]:
-    """The validators of probs N×K; those that are read from more, only with it.
+    """The validators of probs N×K; some need more inputs.
 
     Non-finite inputs give non-finite values here; `collapse` is what reports them.
     """
@@ -68,7 +68,7 @@ def validate(
 
 
 def is_certain(posterior_probs: Tensor) -> Tensor:
-    """N: past half-way from a uniform guess to certainty, by the posterior predictive N×K."""
+    """N booleans: the posterior predictive N×K is past half-way from uniform to certain."""
     return posterior_probs.max(dim=1).values > (1 + 1 / posterior_probs.shape[1]) / 2
 
 

@@ -1,8 +1,8 @@
 """BatchNorm with its activation in few kernels, for training on a GPU without compiling.
 
 torch's kernels read or write a layer's activations thirteen times per step, those of the activation included; these do
-it eight times, in wide loads: EfficientNet-Lite0 adapts 1.3 times as fast (docs/results.md). The maths is torch's, in
-float32 (x of N·H·W = M rows and C channels, a clamp [lo, hi] that holds ReLU, ReLU6 and nothing at all):
+it eight times, in wide loads: EfficientNet-Lite0 adapts 1.3 times as fast (docs/performance.md). The maths is torch's,
+in float32 (x of N·H·W = M rows and C channels, a clamp [lo, hi] that holds ReLU, ReLU6 and nothing at all):
 
     v = (x − μ) / √(σ² + ε) · w + b        y = min(max(v, lo), hi)
     g = dy where lo < v < hi, else 0       dw = Σ g x̂,  db = Σ g
@@ -66,7 +66,7 @@ class NormClamp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, *numbers = ctx.saved_tensors  # hooks that keep them elsewhere may lay them out anew
+        inputs, *numbers = ctx.saved_tensors  # hooks that keep them elsewhere may change their layout
         inputs, grad = (t.contiguous(memory_format=torch.channels_last) for t in (inputs, grad))
         found = kernels().gradients(inputs, grad, (*numbers, ctx.eps), *ctx.bounds)
         return *found, None, None, None
@@ -110,7 +110,7 @@ def takes(inputs: Tensor, layer: Any) -> bool:
 
 def worth_fusing(layer: nn.Module) -> bool:
     """A two-dimensional BatchNorm as networks have it, alone or as timm has it, with an activation and without drop.
-    Kinds derived from these may do anything, and stay."""
+    Subclasses may do anything, and are left alone."""
     timms = (type(layer).__module__, type(layer).__name__) == TIMMS
     return (
         isinstance(layer, nn.BatchNorm2d)
@@ -139,7 +139,7 @@ def fuse_norms(module: nn.Module, device: torch.device, dtype: torch.dtype = tor
 
 @functools.cache
 def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels can be built here, and say what torch says."""
+    """Whether the kernels can be built here and agree with torch."""
     try:
         agree = largest_error(device, dtype) < (1e-3 if dtype == torch.float32 else 0.03)  # not where it is no number
         reason = "their result is not torch's"

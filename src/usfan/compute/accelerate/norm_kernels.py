@@ -23,7 +23,7 @@ UNCHANGING = ("count", "eighths", "share", "shares", "low", "high", "eps", "mome
 
 @triton.jit
 def _tile(eighths, COLUMNS: tl.constexpr):
-    """Columns of this program, which of them there are, and the number of channels: a multiple of eight."""
+    """Columns of this program, a mask of those that exist, and the number of channels, a multiple of eight."""
     channels = eighths * 8
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     return columns, columns < channels, channels
@@ -31,7 +31,7 @@ def _tile(eighths, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _places(start, count, columns, there, channels, ROWS: tl.constexpr):
-    """Where the elements of the tile from row `start` on lie, and which of them there are."""
+    """The positions of the elements of the tile from row `start`, and a mask of those that exist."""
     rows = start + tl.arange(0, ROWS)
     return rows.to(tl.int64)[:, None] * channels + columns[None, :], (rows < count)[:, None] & there[None, :]
 
@@ -203,7 +203,7 @@ def transformed(inputs: Tensor, numbers: tuple[Any, ...], low: float, high: floa
 def gradients(
     inputs: Tensor, grad: Tensor, numbers: tuple[Any, ...], low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of inputs, weight and bias, where mean and variance are the batch's own."""
+    """Gradients of inputs, weight and bias, for mean and variance of the batch itself."""
     count, channels, blocks = _sizes(inputs)
     share, shares = _shares(count, blocks)
     partial = torch.empty(2, shares, channels, device=inputs.device)

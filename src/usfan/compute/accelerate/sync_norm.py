@@ -62,7 +62,7 @@ def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
 
 
 class GlobalNorm:
-    """Put before a kind of BatchNorm: the global batch while training, that kind's own forward else."""
+    """Put before a kind of BatchNorm: the global batch while training, else that kind's own forward."""
 
     def forward(self: Any, inputs: Tensor) -> Tensor:
         if not self.training:

@@ -49,7 +49,7 @@ class Variant:
     """Weights at each step from its own features (Algorithm 1), not once from the source model in test mode."""
     normalise: bool = True
     scale: float = 2.0
-    """Factor on the objective; 2 makes SHOT-IM the recipe's."""
+    """Multiplies the objective; 2 makes SHOT-IM the recipe's."""
     samples: int = 128
 
 

@@ -75,7 +75,7 @@ def study_toy(
     variants: Iterable[str] = tuple(VARIANTS),
     advance: Advance = lambda steps: None,
 ) -> Study:
-    """Train, fit, adapt and score. Labels of the target serve for the score alone."""
+    """Train, fit, adapt and score. Labels of the target are used for the score only."""
     seeds, variants, advance = tuple(seeds), tuple(variants), one_at_a_time(advance)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"each seed may be given once; got {', '.join(map(str, seeds))}")
@@ -165,7 +165,7 @@ def run_toy(
     learning_rate: float = toy.LEARNING_RATE,
     progress: Advance | None = None,
 ) -> dict[str, Any]:
-    """The study, written to `out`; gives what metrics.json holds. `progress` is told of the steps of each seed."""
+    """The study, written to `out`; gives what metrics.json holds. `progress` receives the steps of each seed."""
     from usfan.reproduce.toy.figure import SHOWN, toy_figure
 
     seeds, methods = tuple(seeds), [find_method(name).name for name in methods]
