@@ -15,7 +15,7 @@ WIDEST = 110
 def overview() -> str:
     rows = [entry(name, summary) for name, (summary, _) in COMMANDS.items()]
     about = "Adapt a trained image classifier to unlabelled images from a new domain."
-    more = "usfan COMMAND --help says what a command takes; usfan --version the version."
+    more = "usfan COMMAND --help lists what a command takes; usfan --version prints the version."
     every = entry(spelled(BUDGET), with_default(BUDGET))
     lines = ["Usage: usfan COMMAND [ARGUMENTS]", "", about, "", "Commands:", *rows, "", "Every command:", every]
     return "\n".join([*lines, "", more])
