@@ -361,17 +361,17 @@ def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: F
 
 
 COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
-    "demo": ("MNIST and UCI digits, both ways, all methods: a table and pictures in runs/demo.", demo),
+    "demo": ("Adapt MNIST and UCI digits both ways with all methods; a table and pictures go to runs/demo.", demo),
     "train": ("Train a source model and fit its posterior.", train),
     "posterior": ("Fit a posterior to a trained model, post hoc.", posterior),
     "adapt": ("Adapt a source model to unlabelled images.", adapt),
-    "evaluate": ("Figures of a model on labelled images.", evaluate),
-    "predict": ("A table of predictions: path, label, confidence, entropy, weight, unknown, error.", predict),
-    "report": ("One HTML page of one or more runs.", report),
-    "export": ("The model as one ONNX graph.", export),
-    "methods": ("The table of methods, or the settings of one.", methods),
-    "study": ("All pairs of your own domains, all methods, several seeds: tables, figures and a report.", study),
-    "reproduce": ("The paper's tables and figures.", reproduce),
-    "completion": ("Completion of commands, flags and values for a shell.", completion),
+    "evaluate": ("Measure accuracy and calibration on labelled images.", evaluate),
+    "predict": ("Write a table of predictions: path, label, confidence, entropy, weight, unknown, error.", predict),
+    "report": ("Write one HTML page about one or more runs.", report),
+    "export": ("Export the model as one ONNX graph.", export),
+    "methods": ("List the methods, or the settings of one.", methods),
+    "study": ("Run all pairs of your own domains, methods and seeds: tables, figures and a report.", study),
+    "reproduce": ("Reproduce the paper's tables and figures.", reproduce),
+    "completion": ("Print shell completion of commands, flags and values.", completion),
 }
 """By name: one line for the overview, and what makes the rest."""
