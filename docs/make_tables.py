@@ -597,6 +597,50 @@ TABLES = {
 }
 
 
+def method_means(name: str, figure: str = "accuracy") -> dict[str, float]:
+    """Mean over tasks and seeds of each method of a study."""
+    rows = load(name)["rows"]
+    return {
+        method: statistics.fmean(r[figure] for r in rows if r["method"] == method)
+        for method in dict.fromkeys(r["method"] for r in rows)
+    }
+
+
+def claims() -> dict[str, list[str]]:
+    """Figures that pages state in their sentences, by page."""
+    frozen, tuned = method_means("office31-frozen.json"), method_means("office31.json")
+    opened = {figure: method_means("office31-open.json", figure) for figure in ("os", "hos")}
+    gain = {figure: means["u-sfan"] - means["shot-im"] for figure, means in opened.items()}
+    guard = load("guard-judge.json")
+    loss, always = guard["all"]["loss"], guard["all"]["loss_always_adapting"]
+    estimate = guard["estimated_accuracy"]["after_good"]
+    speed = {r["case"]: r for r in load("throughput.json")["suites"]["throughput"] if r["group"] == "resnet50"}
+    photographs = load("onnx-photographs.json")
+    return {
+        "README.md": [
+            f"it was {loss:.1f} points",
+            f"always adapting was {always:.1f} away",
+            f"{guard['all']['runs']} runs",
+        ],
+        "docs/results.md": [
+            f"+{frozen['u-sfan'] - frozen['shot-im']:.1f} frozen, +{tuned['u-sfan'] - tuned['shot-im']:.1f} fine-tuned",
+            f"+{frozen['u-sfan+'] - frozen['shot']:.1f} frozen, +{tuned['u-sfan+'] - tuned['shot']:.1f} fine-tuned",
+            f"OS +{gain['os']:.1f}, HOS +{gain['hos']:.1f}",
+            f"off by {estimate['mean_absolute_error']:.1f} points",
+            f"covers {100 * estimate['covered']:.0f} %",
+            f"{speed['u-sfan']['value']:,.0f} images per second",
+            f"{speed['u-sfan']['ratio']:.1f} times the plain recipe",
+            f"{100 - 100 * speed['u-sfan, weights every step']['value'] / speed['shot-im']['value']:.1f} % more",
+        ],
+        "docs/studies/guard.md": [
+            f"{loss:.2f} points",
+            f"{always:.2f} away",
+            f"{guard['all']['below_by_3']} of {guard['all']['runs']} runs",
+        ],
+        "docs/performance.md": [f"the same label for {photographs['labels_that_agree']}"],
+    }
+
+
 def pages() -> list[Path]:
     """The README and all pages of the site."""
     return [HERE.parent / "README.md", *sorted(HERE.rglob("*.md"))]

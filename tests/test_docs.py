@@ -44,6 +44,13 @@ def test_each_table_is_that_of_its_rows(name):
     assert set(shown) == {MAKER.TABLES[name]()}
 
 
+@pytest.mark.parametrize("page", MAKER.claims())
+def test_figures_in_sentences_are_those_of_the_rows(page):
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    for claim in MAKER.claims()[page]:
+        assert claim in text, claim
+
+
 def test_every_table_of_figures_is_computed():
     """A table with more than a few figures is either computed, or its figures stand in no row of numbers."""
     sys.path.insert(0, str(ROOT / "tests" / "reliability"))
