@@ -114,6 +114,13 @@ def assert_same_model(one: Path, two: Path) -> None:
             torch.testing.assert_close(found[name], tensor, rtol=TOLERANCE, atol=TOLERANCE, msg=name_first(name))
 
 
+def few_labels_of(folder: Path, file: Path) -> Path:
+    """A table with the labels of five images: one process has three of them beside its batches, the other two."""
+    images = sorted(folder.rglob("*.png"))[::13][:5]
+    file.write_text("path,label\n" + "".join(f"{image},{image.parent.name}\n" for image in images))
+    return file
+
+
 def moved(before: Path, after: Path) -> float:
     old, new = load_file(before / "model.safetensors"), load_file(after / "model.safetensors")
     return max(float((new[name].double() - old[name].double()).abs().max()) for name in old)
@@ -128,6 +135,7 @@ def test_the_command_line_starts_two_processes(tmp_path: Path, capfd: pytest.Cap
     assert main(["train", source, "--out", model, *options, *network]) == 0
     # Three steps: this network has kinks, over which a difference in the last bit grows with every step.
     adapt = ["adapt", model, target, *options, "--method", "u-sfan+", "--guard", "off", "--epochs", "1"]
+    adapt += ["--labels", str(few_labels_of(Path(target), tmp_path / "few.csv"))]
     assert main([*adapt, "--out", one]) == 0
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
     command = [str(Path(sys.executable).with_name("usfan")), *adapt, "--out", two, "--set", "devices=2"]
