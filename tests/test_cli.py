@@ -80,7 +80,7 @@ def test_help_explains_every_setting(capsys):
         "--partial-set",
         "--preset",
         "--guard on|off",
-        "--setting closed|open|partial",
+        "--setting auto|closed|partial|open|universal",
         "--resume",
         "Passes over the target. Default: 15.",
     ):

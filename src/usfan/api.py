@@ -186,7 +186,7 @@ def adapt(
             if decoded:  # pixels that were decoded before: each is in its place
                 places = dataclasses.replace(model.passes, kept=torch.arange(len(data)))
                 saved, data = dataclasses.replace(model, passes=places), images_of(data)
-            save_adaptation(folder, saved, data, open_set=config.setting == "open")
+            save_adaptation(folder, saved, data, open_set=config.may_be_new)
     return model
 
 
@@ -228,7 +228,7 @@ def adapt_several(
                 with for_api(progress, f"adapting {number + 1} of {len(models)}") as told:
                     members.append(adapt_member(source, store, part, engine, told, data, labels, given))
                 if part is not None and part.finished() is None:
-                    save_adaptation(part, members[-1], images, open_set=config.setting == "open", private=private)
+                    save_adaptation(part, members[-1], images, open_set=config.may_be_new, private=private)
         mixture = mix_adapted(members, config, row, () if private else names)
         assert mixture.passes is not None
         if labels is not None:
@@ -239,7 +239,7 @@ def adapt_several(
             mixture.passes = dataclasses.replace(mixture.passes, images=data.without_labels())
         if folder is not None:
             folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
-            save_adaptation(folder, mixture, images, open_set=config.setting == "open", private=private)
+            save_adaptation(folder, mixture, images, open_set=config.may_be_new, private=private)
     return mixture
 
 

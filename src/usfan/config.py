@@ -26,7 +26,7 @@ from usfan.field_docs import field_docs as field_docs
 T = TypeVar("T")
 WITHHELD = "(withheld)"
 """What stands in config.yaml of a private run in place of a value."""
-SETTINGS = ("closed", "open", "partial")
+SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
 UNCERTAINTIES = ("posterior", "point", "mc-dropout", "ensemble")
 """What certainty can come from."""
@@ -182,8 +182,9 @@ class AdaptConfig(OptimiserConfig):
     method: str = "auto"
     """The method; `usfan methods` lists them. auto: u-sfan++ if a pretrained network can be the witness, else
     u-sfan."""
-    setting: str = "closed"
-    """Classes of the target: closed (as the source's), open (new ones too), partial (some are missing)."""
+    setting: str = "auto"
+    """Classes of the target: closed (as the source's), partial (some are missing, or shares differ), open (new ones
+    too), universal (both), or auto: estimated from the images."""
     tune: str = "auto"
     """Which parameters are trained: affine (scales and shifts of BatchNorms only), new (the layers after the backbone),
     norm (BatchNorm too), all, or auto: new, or all if the source model explains less than half of the target's
@@ -221,6 +222,11 @@ class AdaptConfig(OptimiserConfig):
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
     mixing: str = "evidence"
     """With several sources, how their models are weighted: evidence, certainty, mean or learned."""
+
+    @property
+    def may_be_new(self) -> bool:
+        """Whether the target may show classes that the model does not know."""
+        return self.setting not in ("closed", "partial")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -234,3 +234,14 @@ def test_one_image_is_too_few(source):
     with pytest.raises(DataError, match="one image is too few"):
         usfan.adapt(source, squares().subset([0]), **TINY)
     assert len(usfan.adapt(source, squares().subset([0]), "source-only").passes.after) == 1
+
+
+def test_auto_says_what_it_found_and_a_flag_overrules_it(source):
+    found = usfan.adapt(source, squares(domain=1), method="u-sfan", epochs=1, batch_size=8)
+    assert found.history["settings"]["setting"] == found.history["classes"]["setting"]
+    assert found.history["classes"]["reason"]
+    assert sum(found.history["classes"]["shares"]) == pytest.approx(1, abs=1e-3)
+    told = usfan.adapt(source, squares(domain=1), method="u-sfan", epochs=1, batch_size=8, setting="universal")
+    assert told.history["settings"]["setting"] == "universal"
+    assert told.history["classes"] is None
+    assert told.unknown_rule is not None

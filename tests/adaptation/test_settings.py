@@ -71,7 +71,7 @@ def test_a_method_takes_its_own_settings_only(method, setting, said):
 def test_short_forms_of_the_setting():
     assert chosen(open_set=True)["setting"] == chosen(setting="open")["setting"] == "open"
     assert chosen(partial_set=True)["setting"] == "partial"
-    assert chosen(open_set=False)["setting"] == "closed"
+    assert chosen(open_set=False)["setting"] == "auto"
 
 
 def test_defaults_that_depend_on_other_settings():
@@ -121,9 +121,8 @@ def test_schedules_by_method_and_facts(method, settings, scratch, pretrained):
 @pytest.mark.parametrize(
     ("given", "name", "scratch", "pretrained"),
     [
-        ({"open_set": True}, "separation", 1.0, 0.0),
-        ({"open_set": True, "separation": 0.5}, "separation", 0.5, 0.5),
-        ({"separation": 0.5}, "separation", 0.0, 0.0),
+        ({"open_set": True}, "separation", 1.0, 1.0),
+        ({"separation": 0.5}, "separation", 0.5, 0.5),
         ({}, "tune", "all", "auto"),
         ({"tune": "all"}, "backbone_lr_scale", 1.0, 0.1),
         ({"backbone_lr_scale": 0.3}, "backbone_lr_scale", 0.3, 0.3),

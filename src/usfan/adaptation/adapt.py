@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from usfan.adaptation.given import Given
 from usfan.adaptation.guard import DRAWS, MOST, Guard, Kept, estimated_accuracy
-from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.ladder import Rung, choose_rung
 from usfan.adaptation.methods import Later, Method
 from usfan.adaptation.settings import choose_posterior, recorded_settings, resolve, with_rung
@@ -54,7 +55,9 @@ from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, checked_records, load_checkpoint, must_fit
+from usfan.scoring.mixture import fit_witness_space
 from usfan.scoring.outputs import Outputs, check_finite
+from usfan.scoring.situation import Situation, assess
 from usfan.scoring.structure import evenly_spaced
 from usfan.scoring.validators import validate
 
@@ -113,10 +116,13 @@ def adapt(
     if config.tune != "new" and row.terms and not isinstance(store, FeatureStore):
         check_step_memory(source.classifier, source.spec, config.batch_size, engine)
     own = (source, store, config, row, engine, run, progress, seen, judge, images, reason)
-    if few is None:
-        return Adaptation(*own).run()
-    first = Adaptation(*own, few)
-    return with_worth(first, first.run())
+
+    def decide(setting: str) -> Method:
+        own = {**given, "setting": setting}
+        return resolve(own, pretrained=source.pretrained, classes=len(source.classes), witness=available)[1]
+
+    first = Adaptation(*own, few, decide)
+    return first.run() if few is None else with_worth(first, first.run())
 
 
 def with_worth(first: Adaptation, model: AdaptedModel) -> AdaptedModel:
@@ -191,14 +197,15 @@ class Adaptation:
         images: PixelStore | None = None,
         tune_reason: str = "",
         given: Given | None = None,
+        decide: Callable[[str], Method] | None = None,
     ) -> None:
         self.judge_network, self.images = judge, store if images is None else images
-        self.tune_reason, self.given = tune_reason, given
+        self.tune_reason, self.given, self.decide = tune_reason, given, decide
+        self.situation: Situation | None = None
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
-        more = () if given is None else (GivenLabels(config.given_label_weight or 0.0),)
-        self.stages = [((*stage.terms, *more), stage_of(config, method, stage)) for stage in method.stages]
+        self.stages = self.made_stages()
         self.ends = list(itertools.accumulate(stage.epochs for _, stage in self.stages))
         self.epochs, self.number = self.ends[-1], -1
         if not method.terms and config.epochs != self.epochs:
@@ -209,19 +216,7 @@ class Adaptation:
         chosen = source.with_uncertainty(config.uncertainty, config.dropout_rate).rival
         self.rival = None if chosen is None else chosen.to(runtime.device)
         self.uncertainty = self.posterior if self.rival is None else self.rival
-        separation = next((t.separation for t in method.terms if isinstance(t, Separation)), 0.0)
-        self.settles = bool(separation) or (method.settles and bool(method.terms))
-        self.guide = Guidance(
-            len(store),
-            len(source.classes),
-            method.certainty,
-            method.split,
-            config.setting,
-            runtime,
-            self.uncertainty,
-            config.samples,
-            separates=bool(separation),
-        )
+        self.settles, self.guide = self.guided()
         self.guard = Guard(enabled=config.guard)
         self.classifier: Classifier = source.classifier
         self.first: dict[str, Tensor] = {}
@@ -231,6 +226,44 @@ class Adaptation:
         self.records: list[dict[str, Any]] = []
         self.pending: dict[str, float] = {}
         self.path: list[Tensor] = []
+
+    def made_stages(self) -> list[tuple[tuple[Term, ...], Stage]]:
+        more = () if self.given is None else (GivenLabels(self.config.given_label_weight or 0.0),)
+        return [((*s.terms, *more), stage_of(self.config, self.method, s)) for s in self.method.stages]
+
+    def guided(self) -> tuple[bool, Guidance]:
+        """Whether BatchNorm settles before the first epoch, and the tables that guide it."""
+        method, config = self.method, self.config
+        separation = sum(term.separation for term in method.terms if isinstance(term, Separation))
+        separates = config.setting in REJECTING and separation > 0
+        settles = (separates and not method.needs_witness) or (method.settles and bool(method.terms))
+        guide = Guidance(
+            len(self.store),
+            len(self.source.classes),
+            method.certainty,
+            method.split,
+            config.setting,
+            self.runtime,
+            self.uncertainty,
+            config.samples,
+            separates=separates,
+        )
+        return settles, guide
+
+    def look(self, before: Outputs) -> None:
+        """Decide the setting from what the source model and the witness see of the target."""
+        setting = "closed"
+        if self.method.adapts and self.decide is not None and len(self.store) > len(self.source.classes):
+            seen = before.features if self.witness is None else self.witness
+            space = fit_witness_space(seen)
+            names = self.uncertainty.predictive(before.features, 1.0).clamp_min(1e-12).log()
+            self.situation = assess(space.project(seen), space.centred(seen), names)
+            setting = self.situation.setting
+            log.info("setting %s: %s", setting, self.situation.reason)
+            self.method = self.decide(setting)
+        self.config = dataclasses.replace(self.config, setting=setting)
+        self.stages = self.made_stages()
+        self.settles, self.guide = self.guided()
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
@@ -272,13 +305,15 @@ class Adaptation:
         self.replay = replayed_pass(classifier, self.store, self.source.spec, runtime, self.steps)
         before = self.outputs()
         check_finite(before.logits, before.posterior_probs)
+        if self.config.setting == "auto":
+            self.look(before)
         rows = evenly_spaced(len(self.store), MOST)
         seen = None
         if self.judge_network is not None:
             some = dataclasses.replace(self.images, pixels=self.images.pixels[rows], kept=rows, key=None)
             seen = self.judge_network.features(some, runtime)
         draws = self.posterior.draws(before.features, DRAWS).argmax(dim=2)
-        classes = len(self.source.classes) + (self.config.setting == "open")
+        classes = len(self.source.classes) + self.guide.rejects
         self.guard.open(before, self.labels(before), draws, seen, classes)
         self.context = Context(
             len(self.store),
@@ -372,7 +407,7 @@ class Adaptation:
     def labels(self, outputs: Outputs) -> Tensor:
         """N predicted classes; in open set K stands for unknown."""
         predicted = outputs.logits.argmax(dim=1)
-        if self.config.setting != "open":
+        if not self.guide.rejects:
             return predicted
         unknown = self.method.split.rule(outputs, self.method.split.split).flag(outputs)
         return predicted.masked_fill(unknown, outputs.logits.shape[1])
@@ -440,6 +475,7 @@ class Adaptation:
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
+            "classes": None if self.situation is None else self.situation.to_dict(),
             "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
             "estimated_accuracy": estimated_accuracy(self.guard.history[-1], adapted=kept.epoch > 0),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
@@ -452,7 +488,7 @@ class Adaptation:
         if self.folder is not None and self.runtime.rank == 0:
             self.folder.log("kept", epoch=kept.epoch, of=self.epochs, reason=kept.reason)
         rule = None
-        if self.config.setting == "open":
+        if self.guide.rejects:
             rule = self.method.split.rule(after, self.method.split.decision)
         return AdaptedModel(
             self.classifier,

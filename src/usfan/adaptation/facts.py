@@ -16,7 +16,7 @@ class Facts:
     batch_size: int
     epochs: int
     setting: str
-    """closed, open, partial or universal."""
+    """closed, partial, open or universal."""
 
     @property
     def per_class(self) -> float:

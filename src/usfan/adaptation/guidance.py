@@ -20,7 +20,9 @@ from usfan.scoring.outputs import Outputs
 from usfan.scoring.unknown import SCORES, UnknownRule, split_unknown
 
 RARE = 10
-"""Partial set: a class with at most this many samples gets no centroid (recipe)."""
+"""A class with at most this many samples gets no centroid if classes may be missing (recipe)."""
+UNEVEN, REJECTING = ("partial", "universal"), ("open", "universal")
+"""Settings in which classes may be missing, and in which there may be new ones."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,36 @@ class Guidance:
         """K class shares that are the aim of L_div; None means equal shares."""
 
     @property
-    def diversity_counts(self) -> bool:
-        """Whether the diversity term is used: a partial set need not contain every class."""
-        return self.setting != "partial"
+    def rejects(self) -> bool:
+        return self.setting in REJECTING
+
+    @property
+    def uneven(self) -> bool:
+        return self.setting in UNEVEN
 
     @property
     def rare(self) -> int:
         """A class with at most this many samples gets no centroid."""
-        return RARE if self.setting == "partial" else 0
+        return RARE if self.setting in UNEVEN else 0
 
     @property
     def known_mask(self) -> Tensor | None:
-        return self.known if self.setting == "open" else None
+        return self.known if self.rejects else None
 
     def refresh(self, outputs: Outputs, done: float = 0.0) -> None:
         """New tables from a pass over the target, after a share `done` of the epochs."""
-        if self.setting == "open":
+        if self.rejects:
             self.known.copy_((~self.split.rule(outputs, self.split.split).flag(outputs)).float())
         if self.certainty.refresh == "epoch":
             self.weights.copy_(self.certainty.of_pass(outputs, self.known, done))
         self.diverse.copy_(self.known if self.separates else torch.ones_like(self.known))
+
+    def told(self, known: Tensor, shares: Tensor | None) -> None:
+        """What a term found out: who is known (N), and the class shares (K) of the known."""
+        self.known.copy_(known)
+        self.diverse.copy_(known)
+        if shares is not None:
+            self.shares = shares.clone() if self.shares is None else self.shares.copy_(shares)
 
     def batch_weights(self, batch: Batch) -> Tensor:
         """B weights of the entropy term: from the table of the epoch, or by Algorithm 1 from the batch as it is."""

@@ -176,7 +176,11 @@ METHODS.add(
     Method(
         "u-sfan+",
         "weights as u-sfan's, and nearest-centroid pseudo-labels",
-        (InformationMaximization(diversity_memory=None), PseudoLabels(pseudo_label_warmup=None), Separation()),
+        (
+            InformationMaximization(diversity_memory=None),
+            PseudoLabels(pseudo_label_warmup=None),
+            Separation(),
+        ),
         certainty=POSTERIOR,
         split=BY_POSTERIOR,
         published="88.8/71.9/82.7",
@@ -186,8 +190,8 @@ METHODS.add(
     Method(
         "u-sfan++",
         "labels from a pretrained witness's clusters, named by the source posterior",
-        (WitnessLabels(), WitnessAttraction(), InformationMaximization()),
-        split=BY_POSTERIOR,
+        (WitnessLabels(), WitnessAttraction(), InformationMaximization(), Separation()),
+        split=Split(split="posterior-entropy", decision="posterior-entropy"),
     )
 )
 DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)

@@ -34,7 +34,8 @@ def resolve(
     base = {name: value for name, value in {**method.stage, **preset}.items() if name in fields}
     config = make_config(AdaptConfig, {**base, **{n: v for n, v in given.items() if n in fields}})
     chosen = {name: value for name, value in preset.items() if name in method.settings()}
-    facts = Facts(pretrained, classes, config.batch_size, config.epochs, config.setting)
+    setting = "closed" if config.setting == "auto" else config.setting
+    facts = Facts(pretrained, classes, config.batch_size, config.epochs, setting)
     method = method.with_settings({**chosen, **own}).decide(facts)
     if config.tune == "auto" and not pretrained:
         config = dataclasses.replace(config, tune="all")

@@ -48,7 +48,8 @@ def mix_adapted(
     shares = choose_shares(config.mixing, befores, afters).tolist()
     mixture.mixing, mixture.shares = config.mixing, tuple(shares)
     before, after = (mixture.mix(group) for group in sides(passes))
-    mixture.unknown_rule = method.split.rule(after, method.split.decision) if config.setting == "open" else None
+    rejects = any(model.unknown_rule is not None for model in members)
+    mixture.unknown_rule = method.split.rule(after, method.split.decision) if rejects else None
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
     mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path, given=None, without=None)
     mixture.history = history_of(mixture, members, config, sources)

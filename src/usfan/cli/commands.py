@@ -138,7 +138,7 @@ def adapt(settings: dict[str, Any]) -> None:
         classes=len(stored.classes),
         witness=has_witness(stored.architecture, stored.summary),
     )
-    data = data.for_model(stored.classes, open_set=config.setting == "open")
+    data = data.for_model(stored.classes, open_set=config.may_be_new)
     labels = settings.get("labels")
     table = None if labels is None else few_labels(labels, data, stored.classes, root=settings.get("root"))
     runtime, computing = open_runtime(settings, several=True)
@@ -155,12 +155,12 @@ def adapt(settings: dict[str, Any]) -> None:
         with bar("adapting", unit="images") as shown:
             progress = step_progress(shown)
             few = None if table is None else table[store.kept]
-            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, labels=few, **values)
+            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, labels=few, **given)
         if runtime.rank == 0:
             model.save(run.path, private=private)
             if model.alternative is not None:
                 model.alternative.save(run.inside("adapted"), private=private)
-            metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
+            metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
             save_samples(run.path, model, data, private=private)
             if private:
                 run.withhold("source", "data", "labels", "cache", "root")
@@ -197,7 +197,7 @@ def adapt_several(settings: dict[str, Any]) -> None:
     sources = [as_model(path, module) for path in paths]
     check_members([(model.classes, model.spec) for model in sources])
     config, method = settled(sources[0], given)
-    data = data.for_model(sources[0].classes, open_set=config.setting == "open")
+    data = data.for_model(sources[0].classes, open_set=config.may_be_new)
     runtime, computing = open_runtime(settings)
     labels, values = settings.get("labels"), recorded_settings(config, method)
     recorded = {"source": paths, **seen, "labels": labels, **values, **computing, "private": private}
@@ -209,7 +209,7 @@ def adapt_several(settings: dict[str, Any]) -> None:
         model = run_several(sources, data, **options, **given)
         say_skipped(data, run, private=private)
         say_changes(out, settings["data"], model, settings.get("module"))
-        metrics = adaptation_metrics(model, data, open_set=config.setting == "open")
+        metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
         if "labels" in metrics:
             say(f"labels: {describe_worth(metrics['labels'])}")
         if "after" in metrics:

@@ -119,10 +119,12 @@ def say_changes(out: str, data: str, model: Any, module: str | None = None) -> N
     kept = "the model, adapted by" if history["kept_epoch"] else "the source model, after a try with"
     guess = history["estimated_accuracy"]["after"]
     own = "" if module is None else f" --module {shlex.quote(module)}"
+    found = history.get("classes")
     for line in (
         f"{out}: {kept} {model.method}",
         f"guard: {history['guard']['reason'].removeprefix('guard ')}",
         f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f})",
+        *([f"classes of the target: {found['setting']} set; {found['reason']}"] if found else []),
         f"changes: {describe_changes(model)}",
         f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv{own}",
         f"      usfan report {where}",

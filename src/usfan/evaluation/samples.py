@@ -32,6 +32,7 @@ def adaptation_metrics(model: AdaptedModel, data: Any, *, open_set: bool = False
         if passes.given is not None:
             metrics["labels"] = {**metrics["labels"], **worth_on_rest(model, labels)}
             passes, labels = rest_of(passes), labels[rest_rows(passes)]
+        open_set = open_set and bool((labels >= len(model.classes)).any())
         metrics["before"] = score_outputs(passes.before, labels, model, open_set=open_set)
         metrics["after"] = score_outputs(passes.after, labels, model, open_set=open_set)
     return metrics

@@ -196,11 +196,12 @@ def facts(run: Run) -> list[tuple[str, str]]:
     model, settings = run.model, run.settings
     network = model.get("architecture") if isinstance(model.get("architecture"), dict) else {}
     classes = run.samples.classes if run.samples is not None else model.get("classes")
-    mode = [w for w in ("open_set", "partial_set") if settings.get(w) is True]
+    seen = run.metrics.get("classes")
+    told = f"{seen.get('setting')}: {seen.get('reason')}" if isinstance(seen, dict) else settings.get("setting")
     found: list[tuple[str, Any]] = [
         ("what", KINDS.get(run.kind, "run")),
         ("method", settings.get("method", run.metrics.get("method", model.get("method")))),
-        ("setting", mode[0].replace("_", "-") if mode else None),
+        ("classes of the target", told),
         ("source model", settings.get("source", settings.get("model"))),
         ("data", settings.get("data")),
         ("network", (network or {}).get("backbone", (network or {}).get("module"))),

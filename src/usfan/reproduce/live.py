@@ -76,7 +76,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return f", about {duration(max(0.0, whole - (time.monotonic() - self.last)))} left"
 
     def figure(self, row: dict[str, Any]) -> float:
-        return float(row["os" if self.study.setting == "open" else self.study.benchmark.metric])
+        return float(row[self.study.metric])
 
     def table(self) -> Table:
         tasks = [f"{source}→{target}" for source, target in self.study.pairs]

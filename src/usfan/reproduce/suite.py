@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from usfan.adaptation.adapt import adapt
+from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.settings import own_settings, with_setting
 from usfan.artifacts.model import AdaptedModel, SourceModel
 from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
-from usfan.config import AdaptConfig, RuntimeConfig
+from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Found
 from usfan.data.benchmarks.catalogue import load_domain
 from usfan.data.benchmarks.own import fitting
@@ -131,7 +132,7 @@ class Suite:
         settings = with_setting({"guard": False, **settings})
         counts, classes = (bool(settings.pop(flag, False)) for flag in ("allow_counts", "allow_classes"))
         source = take_source(settings)
-        setting = str(settings.get("setting", AdaptConfig.setting))
+        setting = str(settings.setdefault("setting", "closed"))
         found = find_domains(name, settings.pop("data", None), allow_counts=counts, allow_classes=classes)
         benchmark = found.benchmark
         usual = PAPER if benchmark.recipe else own_methods(source)
@@ -147,6 +148,16 @@ class Suite:
         study.place, study.given = place, given
         study.computing = dataclasses.asdict(RuntimeConfig()) | (computing or {})
         return study
+
+    @property
+    def rejects(self) -> bool:
+        """Whether targets show new classes."""
+        return self.setting in REJECTING
+
+    @property
+    def metric(self) -> str:
+        """The figure of the table: OS in open set, as the paper has it, H-score in the universal case."""
+        return {"open": "os", "universal": "hos"}.get(self.setting, self.benchmark.metric)
 
     @property
     def name(self) -> str | None:
@@ -250,9 +261,9 @@ class Suite:
             store = self.target_store(source, target, self.benchmark.test_split, model)
             outputs = model.outputs_of(*forward_store(model.classifier, store, model.spec, self.runtime))
         assert store.labels is not None
-        scores = score_outputs(outputs, store.labels, model, open_set=self.setting == "open")
-        names = SHOWN_METRICS + (OPEN_METRICS if self.setting == "open" else ())
-        more = ("detection", "by_score", "unknown_rule") if self.setting == "open" else ()
+        scores = score_outputs(outputs, store.labels, model, open_set=self.rejects)
+        names = SHOWN_METRICS + (OPEN_METRICS if self.rejects else ())
+        more = ("detection", "by_score", "unknown_rule") if self.rejects else ()
         return {name: scores[name] for name in (*names, *more, "count")}
 
     def curves(self, model: AdaptedModel, store: PixelStore) -> dict[str, Any]:
@@ -315,7 +326,7 @@ class Suite:
         if key not in self.stores:
             data = load_domain(self.benchmark, self.found.root, domain, split, classes=classes)
             if known is not None:
-                data = data.match_classes(known, open_set=self.setting == "open")
+                data = data.match_classes(known, open_set=self.rejects)
             store = open_store(
                 data,
                 size=size,
@@ -349,7 +360,7 @@ class Suite:
     def finish(self) -> Table:
         """results.json (the rows), and the table as Markdown, LaTeX and JSON."""
         rows = self.rows()
-        metric = "os" if self.setting == "open" else self.benchmark.metric
+        metric = self.metric
         title = f"{self.benchmark.title}, {self.setting} set"
         table = Table.build(rows, title=title, benchmark=self.name, setting=self.setting, metric=metric)
         self.keep_description()

@@ -5,16 +5,15 @@ A frozen pretrained network (the witness) shows target image i as a vector u_i. 
 
     p(z_i = k | names) = g_ik = softmax_k(λ ℓ_ik + b_k)              the gate
     p(u_i | z_i = k)   = N(u_i; μ_k, Σ)                               one cluster per class, one covariance for all
-    p(u_i | z_i = 0)   = N(u_i; 0, T),  ℓ_i0 = −log K                 optional: something else
 
 λ ≥ 0 says how far the names can be trusted on this target, b_k corrects the class shares of the source; both are
-fitted, not set. T is the covariance of all of u, and a name that says nothing is uniform, hence ℓ_i0.
-With r_ik = p(z_i = k | u_i, names), EM lowers the free energy
+fitted, not set. There may be C more clusters that no class names, for images of new classes: k = K+1 … K+C with
+ℓ_ik = −log K, the value of a name that says nothing. With r_ik = p(z_i = k | u_i, names), EM lowers the free energy
 
     F = −Σ_i log Σ_k g_ik p(u_i | k) + ½ρ‖b‖² + ½τ Σ_k μ_kᵀΣ⁻¹μ_k + ½ν (log|Σ| + s² tr Σ⁻¹)
 
-whose last three terms are priors worth ρ = 1 image per class for the shares, τ = 1 image at the origin for each mean
-and ν = D images for the covariance (s² = tr T / D). Each round
+whose last three terms are priors worth ρ images per class for the shares (1, or 0.01 if classes may be missing), τ = 1
+image at the origin for each mean and ν = D images for the covariance (s² = mean square of u). Each round
 
     r_ik ∝ g_ik p(u_i | k)
     μ_k = Σ_i r_ik u_i / (n_k + τ),   n_k = Σ_i r_ik
@@ -23,8 +22,8 @@ and ν = D images for the covariance (s² = tr T / D). Each round
 
 never raises F, so F is the one number to watch. A round costs O(N D (D + K) + N K²), memory is O(N (D + K)).
 
-Shapes: N samples, K classes (K' = K + 1 with an outlier component, which is the last column), D dimensions of the
-witness space, W width of the witness's features, M draws.
+Shapes: N samples, K classes, C clusters without a name, K' = K + C, D dimensions of the witness space, W width of the
+witness's features.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from usfan.errors import UsfanError
 
 CHUNK = 16384
 """Rows that are turned into float64 at once."""
-PRIOR_SHARES = 1.0
-"""ρ: one image per class."""
+EVEN_PRIOR, UNEVEN_PRIOR = 1.0, 0.01
+"""ρ if all classes are expected in equal shares, and if some may be rare or missing."""
 PRIOR_MEAN = 1.0
 """τ: one image at the origin."""
 TINY_NAME = 1e-12
@@ -100,26 +99,20 @@ class Mixture:
     """The fitted parameters, float64. One image alone can be judged with them (`log_joint`)."""
 
     means: Tensor
-    """μ, K × D."""
+    """μ, K' × D."""
     cholesky: Tensor
     """Lower factor of Σ, D × D."""
-    background: Tensor | None
-    """Lower factor of T, D × D, if there is an outlier component."""
     reliability: float
     """λ."""
     bias: Tensor
     """b, K'."""
-
-    @property
-    def classes(self) -> int:
-        return len(self.means)
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
     mixture: Mixture
     responsibilities: Tensor
-    """r, N × K', float32; the last column is the outlier's if there is one."""
+    """r, N × K', float32; clusters without a name come last."""
     free_energy: list[float]
     """F / N after each round; never rises."""
 
@@ -130,10 +123,11 @@ class Fit:
 
 
 def gate_logits(log_names: Tensor, reliability: float, bias: Tensor) -> Tensor:
-    """λ ℓ + b, B × K', float64; the outlier's column is added if the bias has one more entry than the names."""
+    """λ ℓ + b, B × K', float64; entries of the bias beyond the names are clusters without a name."""
     names = log_names.double().clamp_min(math.log(TINY_NAME))
-    if len(bias) == names.shape[1] + 1:
-        names = torch.cat([names, names.new_full((len(names), 1), -math.log(names.shape[1]))], dim=1)
+    more = len(bias) - names.shape[1]
+    if more:
+        names = torch.cat([names, names.new_full((len(names), more), -math.log(names.shape[1]))], dim=1)
     return reliability * names + bias
 
 
@@ -145,20 +139,10 @@ def log_normal(points: Tensor, means: Tensor, cholesky: Tensor) -> Tensor:
     return -0.5 * square.clamp_min(0) - cholesky.diagonal().log().sum()
 
 
-def log_observation(mixture: Mixture, points: Tensor) -> Tensor:
-    """log p(u | k), B × K', float64."""
-    points = points.double()
-    value = log_normal(points, mixture.means, mixture.cholesky)
-    if mixture.background is not None:
-        origin = mixture.means.new_zeros(1, points.shape[1])
-        value = torch.cat([value, log_normal(points, origin, mixture.background)], dim=1)
-    return value
-
-
 def log_joint(mixture: Mixture, points: Tensor, log_names: Tensor) -> Tensor:
     """log g_ik + log p(u_i | k), B × K', float64: softmax gives r, logsumexp the log-likelihood of each image."""
     gate = gate_logits(log_names, mixture.reliability, mixture.bias).log_softmax(1)
-    return gate + log_observation(mixture, points)
+    return gate + log_normal(points.double(), mixture.means, mixture.cholesky)
 
 
 @torch.no_grad()
@@ -173,36 +157,33 @@ def fit_mixture(
     points: Tensor,
     log_names: Tensor,
     *,
-    outlier: bool = False,
     start: Mixture | None = None,
+    begin: Tensor | None = None,
+    prior: float = EVEN_PRIOR,
     rounds: int = 20,
     tolerance: float = 1e-5,
 ) -> Fit:
-    """EM from the names (or from an earlier mixture's gate). Stops after `rounds`, or if F / N falls by less than
-    `tolerance`."""
+    """EM from the names, from an earlier mixture's gate, or from given responsibilities (`begin`, N × K', which may
+    have columns for clusters without a name). Stops after `rounds`, or if F / N falls by less than `tolerance`.
+    `prior` is ρ."""
     check_inputs(points, log_names)
     count, dimensions = points.shape
-    columns = log_names.shape[1] + outlier
-    second = torch.zeros(dimensions, dimensions, dtype=torch.float64, device=points.device)
-    for part in points.split(CHUNK):
-        second += part.double().T @ part.double()
-    spread = max(float(second.trace()) / (count * dimensions), 1e-12)  # 0 if all images are the same
-    eye = torch.eye(dimensions, dtype=torch.float64, device=points.device)
-    background = None
-    if outlier:
-        background = torch.linalg.cholesky((second + dimensions * spread * eye) / (count + dimensions))
+    square = sum(float(part.double().square().sum()) for part in points.split(CHUNK))
+    spread = max(square / (count * dimensions), 1e-12)  # 0 if all images are the same
+    columns = log_names.shape[1] if begin is None else begin.shape[1]
     reliability = start.reliability if start else 1.0
     bias = start.bias if start else torch.zeros(columns, dtype=torch.float64, device=points.device)
-    parts = [gate_logits(names, reliability, bias).softmax(1).float() for (names,) in _chunks(log_names)]
-    r = torch.cat(parts)
+    if begin is None:
+        begin = torch.cat([gate_logits(names, reliability, bias).softmax(1).float() for (names,) in _chunks(log_names)])
+    r = begin
     history: list[float] = []
     mixture = start
     for _ in range(rounds):
-        means, covariance = update_clusters(points, r[:, : log_names.shape[1]], spread)
-        reliability, bias = update_gate(log_names, r, reliability, bias)
-        mixture = Mixture(means, torch.linalg.cholesky(covariance), background, reliability, bias)
+        means, covariance = update_clusters(points, r, spread)
+        reliability, bias = update_gate(log_names, r, reliability, bias, prior)
+        mixture = Mixture(means, torch.linalg.cholesky(covariance), reliability, bias)
         r, likelihood = expectation(mixture, points, log_names)
-        energy = (prior_energy(mixture, spread) - likelihood) / count
+        energy = (prior_energy(mixture, spread, prior) - likelihood) / count
         history.append(energy)
         if len(history) > 1 and history[-2] - energy < tolerance:
             break
@@ -221,7 +202,7 @@ def expectation(mixture: Mixture, points: Tensor, log_names: Tensor) -> tuple[Te
 
 
 def update_clusters(points: Tensor, r: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """μ (K × D) and Σ (D × D) from the responsibilities of the K clusters, N × K."""
+    """μ (K' × D) and Σ (D × D) from the responsibilities, N × K'."""
     dimensions = points.shape[1]
     mass = torch.zeros(r.shape[1], dtype=torch.float64, device=points.device)
     first = torch.zeros(r.shape[1], dimensions, dtype=torch.float64, device=points.device)
@@ -238,16 +219,18 @@ def update_clusters(points: Tensor, r: Tensor, spread: float) -> tuple[Tensor, T
     return means, 0.5 * (covariance + covariance.T)
 
 
-def update_gate(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, steps: int = 2) -> tuple[float, Tensor]:
-    """λ and b by damped Newton steps on the concave Σ r log g − ½ρ‖b‖²."""
-    value = gate_objective(log_names, r, reliability, bias)
-    for _ in range(steps):
-        gradient, hessian = gate_derivatives(log_names, r, reliability, bias)
+def update_gate(
+    log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = EVEN_PRIOR
+) -> tuple[float, Tensor]:
+    """λ and b by two damped Newton steps on the concave Σ r log g − ½ρ‖b‖²."""
+    value = gate_objective(log_names, r, reliability, bias, prior)
+    for _ in range(2):
+        gradient, hessian = gate_derivatives(log_names, r, reliability, bias, prior)
         step = torch.linalg.solve(hessian, gradient)
         length = 1.0
         for _ in range(12):
             tried = max(reliability + length * float(step[0]), 0.0), bias + length * step[1:]
-            tried_value = gate_objective(log_names, r, *tried)
+            tried_value = gate_objective(log_names, r, *tried, prior)
             if tried_value >= value:
                 (reliability, bias), value = tried, tried_value
                 break
@@ -257,14 +240,16 @@ def update_gate(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, 
     return reliability, bias
 
 
-def gate_objective(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor) -> float:
-    total = -0.5 * PRIOR_SHARES * float(bias.square().sum())
+def gate_objective(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = EVEN_PRIOR) -> float:
+    total = -0.5 * prior * float(bias.square().sum())
     for names, part in _chunks(log_names, r):
         total += float((part.double() * gate_logits(names, reliability, bias).log_softmax(1)).sum())
     return total
 
 
-def gate_derivatives(log_names: Tensor, r: Tensor, reliability: float, bias: Tensor) -> tuple[Tensor, Tensor]:
+def gate_derivatives(
+    log_names: Tensor, r: Tensor, reliability: float, bias: Tensor, prior: float = EVEN_PRIOR
+) -> tuple[Tensor, Tensor]:
     """Gradient (1 + K') and negative Hessian of the gate's objective, λ first."""
     size = len(bias)
     gradient = torch.zeros(1 + size, dtype=torch.float64, device=r.device)
@@ -280,21 +265,21 @@ def gate_derivatives(log_names: Tensor, r: Tensor, reliability: float, bias: Ten
         hessian[0, 0] += (spread * evidence).sum()
         hessian[0, 1:] += spread.sum(0)
         hessian[1:, 1:] += torch.diag(gate.sum(0)) - gate.T @ gate
-    gradient[1:] -= PRIOR_SHARES * bias
+    gradient[1:] -= prior * bias
     hessian[1:, 0] = hessian[0, 1:]
     hessian.diagonal()[0] += 1e-6
-    hessian.diagonal()[1:] += PRIOR_SHARES
+    hessian.diagonal()[1:] += prior
     return gradient, hessian
 
 
-def prior_energy(mixture: Mixture, spread: float) -> float:
+def prior_energy(mixture: Mixture, spread: float, prior: float = EVEN_PRIOR) -> float:
     """The three priors' part of F."""
     dimensions = mixture.means.shape[1]
     white = torch.linalg.solve_triangular(mixture.cholesky, mixture.means.T, upper=False)
     log_determinant = 2 * float(mixture.cholesky.diagonal().log().sum())
     trace = float(torch.cholesky_inverse(mixture.cholesky).trace())
     return (
-        0.5 * PRIOR_SHARES * float(mixture.bias.square().sum())
+        0.5 * prior * float(mixture.bias.square().sum())
         + 0.5 * PRIOR_MEAN * float(white.square().sum())
         + 0.5 * dimensions * (log_determinant + spread * trace)
     )

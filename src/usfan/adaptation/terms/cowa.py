@@ -82,7 +82,10 @@ def class_log_probs(phi: Tensor, shares: Tensor, spread: Tensor) -> Tensor:
     columns = []
     for mean, size, part in zip(means, sizes, spread.T, strict=True):
         away = phi - mean
-        covariance = (away.T @ (part[:, None] * away) / part.sum().clamp_min(1e-12)).double()
+        weighted = (
+            away.double() * part.double().sqrt()[:, None]
+        )  # in float32, with TF32 above all, it can be indefinite
+        covariance = weighted.T @ weighted / part.double().sum().clamp_min(1e-12)
         root = torch.linalg.cholesky(covariance + RIDGE * unit)
         whiten = torch.linalg.solve_triangular(root, unit, upper=False).to(phi)
         distance = (away @ whiten.T).square().sum(dim=1)

@@ -2,7 +2,8 @@
 
     s · [(1 − γ) E[w H(p)] + γ L_div(p̂)]                    s = 2 and γ = ½ without weights: SHOT-IM
 
-The entropy term is over the samples judged known. In closed set p̂ is over all of them. The value of p̂ is a mix of the
+If classes may be missing, L_div asks for the class shares that another term has found, or is left out (recipe). The
+entropy term is over the samples judged known. In closed set p̂ is over all of them. The value of p̂ is a mix of the
 batch's mean and the whole target's at the last refresh (`diversity_memory`), with the batch's gradient: a batch of
 64 holds two samples of each of 31 classes, too few to ask it to be diverse on its own.
 """
@@ -52,10 +53,13 @@ class InformationMaximization(Term):
     def start(self, context: Context) -> None:
         self.guide, self.total = context.guide, context.runtime.total_or_alone
         self.marginal = context.source.probs.new_full((context.classes,), 1 / context.classes)
+        self.asked = self.marginal.clone()
 
     def refresh(self, outputs: Outputs) -> None:
         share = self.guide.diverse
         self.marginal.copy_((share[:, None] * outputs.probs).sum(dim=0) / share.sum().clamp_min(1e-12))
+        if self.guide.shares is not None:
+            self.asked.copy_(self.guide.shares)
 
     def __call__(self, batch: Batch) -> Tensor:
         samples = batch.samples
@@ -65,9 +69,10 @@ class InformationMaximization(Term):
             entropies = sample_entropy(probs)
             mean_entropy = global_mean(entropies if weights is None else weights * entropies, self.total, known)
             mean_probs = self.mean_probs(probs, self.guide.diverse[samples])
-            divergence = diversity(mean_probs, self.guide.shares)
+            divergence = diversity(mean_probs, self.asked if self.guide.uneven else None)
             batch.notes.update(loss_entropy=mean_entropy, loss_diversity=divergence)
-            return mean_entropy, divergence if self.guide.diversity_counts else torch.zeros_like(divergence)
+            dropped = self.guide.uneven and self.guide.shares is None
+            return mean_entropy, torch.zeros_like(divergence) if dropped else divergence
 
         return self.objective_scale * information_maximization(batch.logits, weights, self.gamma, parts=parts)
 

@@ -6,12 +6,10 @@ the source's, known samples look unknown.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from usfan.adaptation.facts import Facts
 from usfan.adaptation.terms.term import Context, Term
 from usfan.compute.loop import Batch
 from usfan.config_checks import at_least
@@ -22,24 +20,17 @@ from usfan.scoring.objectives import global_mean, sample_entropy
 class Separation(Term):
     """Raises the entropy of samples judged unknown."""
 
-    separation: float | None = None
-    """σ; by default 1 for a network trained from scratch, else 0 (on photographs it did harm). Open set only."""
+    separation: float = 1.0
+    """σ, the weight of their entropy. Only if the target may show new classes."""
 
     def __post_init__(self) -> None:
-        at_least("separation", self.separation or 0.0, 0)
-
-    def decide(self, facts: Facts) -> Separation:
-        if facts.setting != "open":
-            return dataclasses.replace(self, separation=0.0)
-        if self.separation is not None:
-            return self
-        return dataclasses.replace(self, separation=0.0 if facts.pretrained else 1.0)
+        at_least("separation", self.separation, 0)
 
     def start(self, context: Context) -> None:
         self.guide, self.total = context.guide, context.runtime.total_or_alone
 
     def __call__(self, batch: Batch) -> Tensor:
-        if not self.separation:
+        if not (self.separation and self.guide.rejects):
             return batch.logits.new_zeros(())
         unknown = 1 - self.guide.known[batch.samples]
         return -self.separation * global_mean(sample_entropy(batch.probs), self.total, unknown)

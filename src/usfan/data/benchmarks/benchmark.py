@@ -94,6 +94,8 @@ class Benchmark:
     """Source (short) → recipe, for the sources that have their own."""
     open_set: ClassSplit | None = None
     partial_set: ClassSplit | None = None
+    universal_set: ClassSplit | None = None
+    """10 shared, 10 only in the source, 11 new on Office-31; 10/5/50 on Office-Home; 6/3/3 on VisDA-C."""
 
     @property
     def train_split(self) -> str:
@@ -123,8 +125,13 @@ class Benchmark:
         raise ConfigError(f"{self.title} has no domain {name!r}; its domains are {known}")
 
     def class_split(self, setting: str) -> ClassSplit:
-        """The classes of source and target in setting `closed`, `open` or `partial`."""
-        splits = {"closed": ClassSplit(self.classes, self.classes), "open": self.open_set, "partial": self.partial_set}
+        """The classes of source and target in setting `closed`, `open`, `partial` or `universal`."""
+        splits = {
+            "closed": ClassSplit(self.classes, self.classes),
+            "open": self.open_set,
+            "partial": self.partial_set,
+            "universal": self.universal_set,
+        }
         if setting not in splits:
             raise ConfigError(f"setting {setting!r} is not one of {', '.join(splits)}")
         split = splits[setting]

@@ -54,7 +54,8 @@ def _office31() -> Benchmark:
     # The ten classes that Caltech-256 has too; of the others by name the last eleven are the target's unknowns.
     shared = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
     known = tuple(shared.split())
-    unknown = tuple(name for name in classes if name not in known)[-11:]
+    rest = tuple(name for name in classes if name not in known)
+    private, unknown = rest[:10], rest[-11:]
     return Benchmark(
         name="office31",
         title="Office-31",
@@ -67,6 +68,8 @@ def _office31() -> Benchmark:
         homepage="https://faculty.cc.gatech.edu/~judy/domainadapt/",
         folders=("office31", "office", "Office-31", "Office31"),
         open_set=ClassSplit(known, known + unknown),
+        partial_set=ClassSplit(classes, known),
+        universal_set=ClassSplit(known + private, known + unknown),
     )
 
 
@@ -91,21 +94,24 @@ def _office_home() -> Benchmark:
         folders=("OfficeHomeDataset_10072016", "office-home", "office_home", "OfficeHome", "Office-Home"),
         open_set=ClassSplit(classes[:25], classes),
         partial_set=ClassSplit(classes, classes[:25]),
+        universal_set=ClassSplit(classes[:15], classes[:10] + classes[15:]),
     )
 
 
 def _visda_c() -> Benchmark:
+    classes = tuple(_CLASSES["visda-c"])
     return Benchmark(
         name="visda-c",
         title="VisDA-C",
         layout="folders",
         domains=(_folder("S", "train", 152_397), _folder("R", "validation", 55_388, "val")),
-        classes=tuple(_CLASSES["visda-c"]),
+        classes=classes,
         pairs=(("S", "R"),),
         metric="mean_class_accuracy",
         recipe=_recipe("resnet101", {"epochs": 10, "lr": 1e-3}, {"lr": 1e-3, "pseudo_label_warmup": 1}),
         homepage="https://ai.bu.edu/visda-2017/",
         folders=("visda-c", "VISDA-C", "visda", "visda2017", "VisDA2017"),
+        universal_set=ClassSplit(classes[:9], classes[:6] + classes[9:]),
     )
 
 

@@ -1,0 +1,156 @@
+"""Every method on Office-31 with a frozen EfficientNet-Lite0: six tasks, three seeds, one process per source model.
+
+    python -m studies.methods_table OUT --features LITE0.npz [--witness LITE2.npz] [--seeds 2019 2020 2021] [--jobs 16]
+
+Features are those of `studies.class_sets` (made by it with --features). The last iterate; one setting for all tasks; no
+target label is used for any choice. Beside the methods of `usfan methods` it runs U-SFAN++ with other parts: names by
+the point estimate, no labels, no attraction, and another network as witness. OUT/rows.jsonl has one line per run,
+OUT/table.md the table. shot++ is left out: its first stage turns the images themselves.
+
+    python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540]
+
+runs every method with full tuning (the recipe's way, `--preset shot`: the whole network moves in both stages) on the
+images that `studies.pack` packed, on one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from studies.class_sets import BACKBONE, DOMAINS, TASKS, WEIGHTS, load_features, store_of
+
+from usfan.adaptation.adapt import adapt
+from usfan.adaptation.methods import METHODS
+from usfan.config import RuntimeConfig
+from usfan.evaluation.evaluate import score_outputs
+from usfan.training.source import train_source
+
+EVERY = list(range(31))
+VARIANTS: dict[str, dict[str, Any]] = {
+    name: {"method": name}
+    for name, method in METHODS.items()
+    if not any(term.needs_pixels for term in method.all_terms) and name not in ("tent", "bn-adapt")
+} | {
+    "u-sfan++ auto": {"method": "u-sfan++", "setting": "auto"},
+    "u-sfan++ point": {"method": "u-sfan++", "uncertainty": "point"},
+    "u-sfan++ no labels": {"method": "u-sfan++", "label_weight": 0.0},
+    "u-sfan++ no attraction": {"method": "u-sfan++", "attraction": 0.0},
+    "u-sfan++ no IM": {"method": "u-sfan++", "objective_scale": 0.0},
+}
+
+
+def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
+    seed, source, features, other, epochs = job
+    torch.set_num_threads(1)
+    runtime = RuntimeConfig(device="cpu")
+    trained = store_of(features[source], EVERY, EVERY, None)
+    model = train_source(trained, backbone=BACKBONE, pretrained=WEIGHTS, seed=seed, epochs=epochs, runtime=runtime)
+    found = []
+    for target in DOMAINS:
+        if target == source:
+            continue
+        store = store_of(features[target], EVERY, EVERY, None)
+        runs = [(name, given, store.pixels) for name, given in VARIANTS.items()]
+        if other is not None:
+            runs.append(("u-sfan++ Lite2", {"method": "u-sfan++"}, other[target][0]))
+        for name, given, witness in runs:
+            started = time.perf_counter()
+            needed = {"witness": witness} if METHODS[given["method"]].needs_witness else {}
+            settings = {"guard": False, "seed": seed, "tune": "new", "setting": "closed", **needed, **given}
+            adapted = adapt(model, store, runtime=runtime, **settings)
+            assert adapted.passes is not None
+            scores = score_outputs(adapted.passes.after, store.labels, adapted)  # type: ignore[arg-type]
+            row = {"method": name, "task": f"{source}-{target}", "seed": seed}
+            row |= {k: round(scores[k], 2) for k in ("accuracy", "ece", "posterior_ece")}
+            found.append({**row, "seconds": round(time.perf_counter() - started, 2)})
+    return found
+
+
+def full_tuning(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every method from fine-tuned source models, the whole network moving."""
+    from studies.corpus import Data
+
+    from usfan.compute.runtime import start_runtime
+
+    ends = time.perf_counter() + given.seconds
+    data, runtime, rows = Data(Path(given.packed), given.out / "pixels", given.jobs), start_runtime(None), []
+    stores = {domain: data.store(f"office31/{domain}") for domain in DOMAINS}
+    with (given.out / "rows.jsonl").open("a") as file:
+        for seed in given.seeds:
+            for source in DOMAINS:
+                shot = {"preset": "shot", "seed": seed, "runtime": runtime}
+                model = train_source(stores[source], backbone=BACKBONE, pretrained=WEIGHTS, epochs=given.epochs, **shot)
+                for target, method in itertools.product([d for d in DOMAINS if d != source], METHODS):
+                    if time.perf_counter() > ends:
+                        return rows
+                    started = time.perf_counter()
+                    own = {"witness": f"{BACKBONE}:{WEIGHTS}"} if METHODS[method].needs_witness else {}
+                    adapted = adapt(model, stores[target], method=method, **own, **shot)
+                    assert adapted.passes is not None
+                    scores = score_outputs(adapted.passes.after, stores[target].labels, adapted)  # type: ignore[arg-type]
+                    row = {"method": method, "task": f"{source}-{target}", "seed": seed}
+                    row |= {"accuracy": round(scores["accuracy"], 2)}
+                    rows.append({**row, "seconds": round(time.perf_counter() - started, 2)})
+                    file.write(json.dumps(rows[-1]) + "\n")
+                    file.flush()
+                    print(rows[-1], flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    tasks = ["-".join(task) for task in TASKS]
+    lines = ["| method | " + " | ".join(tasks) + " | mean | by seed | s |", "|---|" + "---:|" * (len(tasks) + 3)]
+    by: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by[row["method"]].append(row)
+    for method, own in by.items():
+        each = [[r["accuracy"] for r in own if r["task"] == task] for task in tasks]
+        if not all(each):
+            continue
+        means = [sum(v) / len(v) for v in each]
+        seeds = [[r["accuracy"] for r in own if r["seed"] == s] for s in sorted({r["seed"] for r in own})]
+        shown = " ".join(f"{sum(v) / len(v):.1f}" for v in seeds)
+        seconds = sum(r["seconds"] for r in own) / len(own)
+        cells = " | ".join(f"{m:.1f}" for m in means)
+        lines.append(f"| {method} | {cells} | {sum(means) / len(means):.2f} | {shown} | {seconds:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--features")
+    parser.add_argument("--packed")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--witness")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2019, 2020, 2021])
+    parser.add_argument("--epochs", type=int, default=100, help="of stage 1, at most")
+    parser.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.packed:
+        print(table(full_tuning(given)))
+        return
+    features = load_features(None, given.features)
+    other = load_features(None, given.witness) if given.witness else None
+    jobs = [(seed, source, features, other, given.epochs) for seed in given.seeds for source in DOMAINS]
+    rows: list[dict[str, Any]] = []
+    with multiprocessing.get_context("fork").Pool(given.jobs) as pool, (given.out / "rows.jsonl").open("w") as file:
+        for found in pool.imap_unordered(one_source, jobs):
+            rows += found
+            file.writelines(json.dumps(row) + "\n" for row in found)
+            file.flush()
+            (given.out / "table.md").write_text(table(rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

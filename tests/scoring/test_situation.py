@@ -1,0 +1,115 @@
+"""Which classes a target shows: label shift against brute force, and the four settings on made data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from usfan.scoring import situation as st
+from usfan.scoring.mixture import EVEN_PRIOR, fit_mixture
+
+
+def made(present, known=8, new=0, per_class=60, seed=0, sharp=3.0, width=12):
+    """Clusters in `width` dimensions; names of known classes are noisy, those of new classes lean to one."""
+    g = torch.Generator().manual_seed(seed)
+    centres = 3.0 * torch.randn(known + new, width, generator=g)
+    labels = torch.tensor([c for c in [*present, *range(known, known + new)] for _ in range(per_class)])
+    points = centres[labels] + torch.randn(len(labels), width, generator=g)
+    logits = torch.randn(len(labels), known, generator=g)
+    is_known = labels < known
+    logits[is_known.nonzero().flatten(), labels[is_known]] += sharp
+    logits[(~is_known).nonzero().flatten(), labels[~is_known] % known] += 0.75 * sharp
+    order = torch.randperm(len(labels), generator=g)
+    points = points - points.mean(dim=0)
+    return points[order], logits[order].log_softmax(1), labels[order]
+
+
+def look(points, names):
+    return st.assess(points, torch.nn.functional.normalize(points, dim=1), names)
+
+
+def test_label_shift_is_the_fixed_point_of_bayes_rule():
+    _, names, _ = made(range(4), known=4)
+    r = st.label_shift(names, rounds=5).double()
+    shares = [0.25] * 4
+    probs = names.double().exp() ** 3
+    for _ in range(5):
+        each = []
+        for row in probs:
+            joint = [float(p) * s for p, s in zip(row, shares, strict=True)]
+            each.append([j / sum(joint) for j in joint])
+        shares = [sum(row[k] for row in each) / len(each) for k in range(4)]
+    torch.testing.assert_close(r, torch.tensor(each, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+def test_effective_share():
+    assert st.effective_share(torch.full((5,), 0.2)) == pytest.approx(1)
+    assert st.effective_share(torch.tensor([0.5, 0.5, 0, 0])) == pytest.approx(0.5)
+
+
+def test_every_class_in_equal_shares_is_closed():
+    points, names, _ = made(range(8))
+    found = look(points, names)
+    assert found.setting == "closed"
+    assert bool(found.occurs.all())
+    assert "8 of 8" in found.reason
+
+
+def test_missing_classes_are_partial_and_named():
+    points, names, _ = made(range(3))
+    found = look(points, names)
+    assert found.setting == "partial"
+    assert found.occurs.tolist() == [True] * 3 + [False] * 5
+    true = torch.tensor([1 / 3] * 3 + [0.0] * 5)
+    assert 0.5 * float((found.shares - true).abs().sum()) < 0.05
+
+
+def test_a_long_tail_is_not_flattened():
+    points, names, labels = made(range(8))
+    kept = torch.cat([(labels == k).nonzero().flatten()[: max(2, 60 >> k)] for k in range(8)])
+    found = look(points[kept], names[kept])
+    assert found.setting == "partial"
+    true = torch.bincount(labels[kept], minlength=8) / len(kept)
+    even = 0.5 * float((1 / 8 - true).abs().sum())
+    assert 0.5 * float((found.shares - true).abs().sum()) < even / 4
+
+
+def test_new_classes_are_found():
+    points, names, _ = made(range(8), new=6)
+    found = look(points, names)
+    assert found.setting in ("open", "universal")
+    assert found.explained < st.EXPLAINED
+    points, names, _ = made(range(4), new=6)
+    assert look(points, names).setting == "universal"
+
+
+def test_names_that_follow_nothing_cannot_tell():
+    points, names, _ = made(range(3), new=4)
+    shuffled = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(1))]
+    found = look(points, shuffled)
+    assert found.setting == "closed"
+    assert "too little to tell" in found.reason
+
+
+def test_clusters_without_a_name_begin_with_the_doubtful_half():
+    points, names, labels = made(range(4), known=4, new=4, sharp=5.0)
+    near = torch.cdist(points, points).topk(11, largest=False).indices[:, 1:]
+    r = st.with_unnamed(points, names, st.unknown_score(names, near), 4)
+    assert r.shape == (len(points), 8)
+    torch.testing.assert_close(r.sum(1), torch.ones(len(points)))
+    fit = fit_mixture(points, names, begin=r, prior=EVEN_PRIOR)
+    found = fit.responsibilities[:, 4:].sum(1) > 0.5
+    assert float((found == (labels >= 4)).float().mean()) > 0.95
+
+
+def test_k_means_lowers_the_distance_to_its_centres():
+    points, _, labels = made(range(5), known=5)
+    own = st.k_means(points, 5)
+    hits = sum(int(torch.bincount(labels[own == c]).max()) for c in own.unique())
+    assert hits / len(points) > 0.9
+    assert torch.equal(own, st.k_means(points, 5))
+
+
+def test_the_search_for_new_classes_needs_enough_images():
+    points, names, _ = made(range(8), new=8, per_class=3)
+    assert look(points, names).explained == 1.0
