@@ -12,7 +12,8 @@ import torch
 from usfan.compute.features import BackboneAlone, FeatureStore, features_of
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import Runtime
-from usfan.data.benchmarks.catalogue import load_domain
+from usfan.data.benchmarks.catalogue import benchmark
+from usfan.data.benchmarks.layouts import load_domain
 from usfan.models.backbones import create_backbone
 
 NETWORK = "tf_efficientnet_lite0"
@@ -28,7 +29,10 @@ def office31(root: Path, runtime: Runtime) -> dict[str, FeatureStore]:
     alone = BackboneAlone(backbone.module, channels_last=False)
     return {
         domain: features_of(
-            alone, engine_store(load_domain("office31", root, domain), backbone.spec, runtime), backbone.spec, runtime
+            alone,
+            engine_store(load_domain(benchmark("office31"), root, domain), backbone.spec, runtime),
+            backbone.spec,
+            runtime,
         )
         for domain in OFFICE
     }

@@ -55,6 +55,7 @@ def test_every_pair_and_the_table(name, tmp_path, capsys):
     assert markdown.strip() in capsys.readouterr().out
     for file in ("table.tex", "table.json", "table.png", "study.json"):
         assert (out / file).stat().st_size > 100
+    assert any("images" in note for note in json.loads((out / "study.json").read_text())["notes"])  # other counts
     few = len(benchmark.pairs) <= 6
     assert len(list(out.glob("entropy_*.png"))) == (len(benchmark.pairs) if few else 0)
 

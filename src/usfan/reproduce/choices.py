@@ -13,7 +13,8 @@ from usfan.adaptation.settings import refuse
 from usfan.config import AdaptConfig, TrainConfig, convert, make_config
 from usfan.config_checks import check_seed
 from usfan.data.benchmarks.benchmark import Found
-from usfan.data.benchmarks.catalogue import benchmark, check
+from usfan.data.benchmarks.catalogue import benchmark
+from usfan.data.benchmarks.layout_check import check
 from usfan.data.benchmarks.own import own_domains
 from usfan.errors import ArtifactError, ConfigError
 from usfan.files import read_json
@@ -31,10 +32,10 @@ def find_domains(name: str | None, root: Any, *, allow_counts: bool, allow_class
     """The copy of a named benchmark below `root`, after a check, or the user's own domains there."""
     if name is None:
         return own_domains(root)
+    entry = benchmark(name)
     if root is None:
-        entry = benchmark(name)
         raise ConfigError(f"{entry.title}: pass --data ROOT; the data set is published at {entry.homepage}")
-    return check(name, root, allow_counts=allow_counts, allow_classes=allow_classes)
+    return check(entry, Path(root), allow_counts=allow_counts, allow_classes=allow_classes)
 
 
 def take_source(settings: dict[str, Any]) -> dict[str, Any]:

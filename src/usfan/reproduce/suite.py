@@ -27,7 +27,7 @@ from usfan.compute.passes import forward_store
 from usfan.compute.runtime import Runtime
 from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Found
-from usfan.data.benchmarks.catalogue import load_domain
+from usfan.data.benchmarks.layouts import load_domain
 from usfan.data.benchmarks.own import fitting
 from usfan.data.cache import PixelStore, open_store
 from usfan.errors import ConfigError
@@ -412,6 +412,7 @@ class Suite:
                 for domain in (self.benchmark.domains if self.benchmark.recipe else ())
                 if (recipe := self.benchmark.recipe_for(domain.short))
             },
+            "notes": list(self.found.notes),
             "hardware": ", ".join(sorted(self.hardware)) or self.device_name(),
             "torch": torch.__version__,
             "commit": commit(),

@@ -36,9 +36,6 @@ class Interval:
         low, high = torch.quantile(draws.double(), torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
         return cls(value, low, high)
 
-    def to_dict(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 def agreement(predicted: Tensor, neighbours: Tensor) -> Tensor:
     """N: the share of each image's neighbours (N×k positions) that are predicted like it."""

@@ -8,7 +8,9 @@ import pytest
 
 import lookalikes
 from usfan.config import AdaptConfig, TrainConfig, make_config
-from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark, check, load_domain
+from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark
+from usfan.data.benchmarks.layout_check import check
+from usfan.data.benchmarks.layouts import load_domain
 from usfan.errors import ConfigError, DataError
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -49,7 +51,7 @@ def test_published_sizes(name, classes, pairs, images):
     entry = benchmark(name)
     assert len(entry.classes) == len(set(entry.classes)) == classes
     assert len(entry.pairs) == pairs
-    assert sum(domain.total for domain in entry.domains) == images
+    assert sum(sum(domain.counts.values()) for domain in entry.domains) == images
     assert all({source, target} <= {d.short for d in entry.domains} for source, target in entry.pairs)
 
 
@@ -64,12 +66,13 @@ def test_class_order_is_the_published_one():
 
 def test_class_splits():
     home = benchmark("office-home").class_split("open")
-    assert (len(home.source), len(home.target), len(home.unknown)) == (25, 65, 40)
+    assert (len(home.source), len(home.target)) == (25, 65)
     partial = benchmark("office-home").class_split("partial")
     assert (len(partial.source), partial.target) == (65, home.source)
     office = benchmark("office31").class_split("open")
-    assert (len(office.source), len(office.unknown), len(office.target)) == (10, 11, 21)
-    assert (office.unknown[0], office.unknown[-1]) == ("pen", "trash_can")
+    unknown = [name for name in office.target if name not in office.source]
+    assert (len(office.source), len(unknown), len(office.target)) == (10, 11, 21)
+    assert (unknown[0], unknown[-1]) == ("pen", "trash_can")
     assert "bike_helmet" not in office.target
     with pytest.raises(ConfigError, match="VisDA-C has no open-set split"):
         benchmark("visda-c").class_split("open")
@@ -99,7 +102,7 @@ def test_recipes_follow_the_protocol():
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_copy_with_other_counts_passes_only_when_allowed(name, copies):
     entry = benchmark(name)
-    found = check(name, copies(name), allow_counts=True)
+    found = check(benchmark(name), copies(name), allow_counts=True)
     assert set(found.places) == {domain.short for domain in entry.domains}
     assert found.pairs == entry.pairs
     assert found.classes == entry.classes
@@ -108,12 +111,12 @@ def test_a_copy_with_other_counts_passes_only_when_allowed(name, copies):
     with pytest.raises(
         DataError, match=rf"{first.name}.* holds \d+ images, {next(iter(first.counts.values()))} expected"
     ):
-        check(name, copies(name))
+        check(benchmark(name), copies(name))
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_labels_are_the_catalogue_s(name, copies):
-    data = load_domain(name, copies(name), benchmark(name).domains[-1].short)
+    data = load_domain(benchmark(name), copies(name), benchmark(name).domains[-1].short)
     assert data.classes == benchmark(name).classes
     assert len(data) == 3 * len(data.classes)
     for i in (0, len(data) // 2, len(data) - 1):
@@ -134,30 +137,33 @@ def test_missing_domain_is_named_with_where_to_get_it(own_copy):
     root = own_copy("office31", images=1)
     shutil.rmtree(root / "webcam")
     with pytest.raises(DataError) as caught:
-        check("office31", root, allow_counts=True)
+        check(benchmark("office31"), root, allow_counts=True)
     message = str(caught.value)
     assert "Office-31 at" in message
     assert "domain 'webcam' is missing (looked for webcam, webcam/images)" in message
     assert "published at https://" in message
     assert "\n" not in message
     with pytest.raises(DataError, match="domain 'webcam' is missing"):
-        load_domain("office31", root, "W")
-    assert check("office31", root, domains=["A", "dslr"], allow_counts=True).pairs == (("A", "D"), ("D", "A"))
+        load_domain(benchmark("office31"), root, "W")
+    assert check(benchmark("office31"), root, domains=["A", "dslr"], allow_counts=True).pairs == (
+        ("A", "D"),
+        ("D", "A"),
+    )
 
 
 def test_renamed_class_names_both(own_copy):
     root = own_copy("office31", images=1)
     (root / "dslr" / "back_pack").rename(root / "dslr" / "rucksack")
     with pytest.raises(DataError, match=r"dslr has the class rucksack .* lacks back_pack \(renamed\?\)"):
-        check("office31", root, allow_classes=True)
+        check(benchmark("office31"), root, allow_classes=True)
 
 
 def test_class_that_is_gone(own_copy):
     root = own_copy("office31", images=1)
     shutil.rmtree(root / "amazon" / "pen")
     with pytest.raises(DataError, match="amazon lacks the class pen"):
-        check("office31", root, allow_counts=True)
-    found = check("office31", root, allow_classes=True)
+        check(benchmark("office31"), root, allow_counts=True)
+    found = check(benchmark("office31"), root, allow_classes=True)
     assert len(found.classes) == 30
     assert "pen" not in found.classes
     assert "pen" not in found.class_split("open").target
@@ -181,7 +187,7 @@ def test_all_problems_stand_in_one_error(own_copy):
     with pytest.raises(
         DataError, match=r"train has the class lorry .*12 images, 152397 expected.*'validation' is missing"
     ):
-        check("visda-c", root)
+        check(benchmark("visda-c"), root)
 
 
 def test_other_folder_names(own_copy):
@@ -190,36 +196,36 @@ def test_other_folder_names(own_copy):
     (root / "amazon").rename(root / "images")
     (root / "amazon").mkdir()
     (root / "images").rename(root / "amazon" / "images")
-    assert check("office31", root, allow_counts=True).places["A"] == root / "amazon" / "images"
-    assert check("office31", root.parent, allow_counts=True).root == root
+    assert check(benchmark("office31"), root, allow_counts=True).places["A"] == root / "amazon" / "images"
+    assert check(benchmark("office31"), root.parent, allow_counts=True).root == root
     home = own_copy("office-home", images=1)
     (home / "Real World").rename(home / "RealWorld")
-    assert len(load_domain("office-home", home, "R")) == 65
+    assert len(load_domain(benchmark("office-home"), home, "R")) == 65
 
 
 def test_classes_can_be_chosen(copies):
     split = benchmark("office-home").class_split("open")
-    source = load_domain("office-home", copies("office-home"), "A", classes=split.source)
+    source = load_domain(benchmark("office-home"), copies("office-home"), "A", classes=split.source)
     assert source.classes == split.source
     assert len(source) == 75
     assert int(source.labels.max()) == 24
-    target = load_domain("office-home", copies("office-home"), "C", classes=split.target)
+    target = load_domain(benchmark("office-home"), copies("office-home"), "C", classes=split.target)
     matched = target.match_classes(source.classes, open_set=True)
     assert int((matched.labels == 25).sum()) == 120
     with pytest.raises(ConfigError, match="Office-Home has no class Spaceship"):
-        load_domain("office-home", copies("office-home"), "A", classes=["Spaceship"])
+        load_domain(benchmark("office-home"), copies("office-home"), "A", classes=["Spaceship"])
 
 
 def test_domainnet_splits_come_from_the_lists(copies):
     root = copies("domainnet")
-    train = load_domain("domainnet", root, "painting", "train")
-    test = load_domain("domainnet", root, "P", "test")
+    train = load_domain(benchmark("domainnet"), root, "painting", "train")
+    test = load_domain(benchmark("domainnet"), root, "P", "test")
     assert (len(train), len(test)) == (2 * 344, 344)
     assert not set(train.paths) & set(test.paths)
     labels = {data.classes[i] for data in (train, test) for i in data.labels.tolist()}
     assert len(labels) == 345
     with pytest.raises(ConfigError, match="has no split 'val', but train, test"):
-        load_domain("domainnet", root, "P", "val")
+        load_domain(benchmark("domainnet"), root, "P", "val")
 
 
 def test_domainnet_lists_are_checked(own_copy):
@@ -230,7 +236,7 @@ def test_domainnet_lists_are_checked(own_copy):
     (root / "real" / "airplane" / "real_001_000000.jpg").unlink()
     (root / "sketch_test.txt").unlink()
     with pytest.raises(DataError) as caught:
-        check("domainnet", root, allow_classes=True)
+        check(benchmark("domainnet"), root, allow_classes=True)
     message = str(caught.value)
     assert "clipart_train.txt, line 1: class 'aircraft_carrier' has the label 7, 0 expected" in message
     assert "real_train.txt names 1 files that are missing, such as real/airplane/real_001_000000.jpg" in message
@@ -243,25 +249,24 @@ def test_unknown_names():
     with pytest.raises(ConfigError, match=r"Office-31 has no domain 'X'; its domains are amazon \(A\)"):
         benchmark("office31").domain("X")
     with pytest.raises(DataError, match=r"no such folder: nowhere.* a copy of Office-31, published at"):
-        check("office31", "nowhere/at/all")
+        check(benchmark("office31"), Path("nowhere/at/all"))
 
 
 @pytest.mark.shared_data
 @pytest.mark.skipif(not (SHARED / "office31").is_dir(), reason="needs Office-31 beside the checkout")
 def test_real_office31():
-    found = check("office31", SHARED)
+    found = check(benchmark("office31"), SHARED)
     assert found.counts == {"A": 2817, "D": 498, "W": 795}
     assert found.notes == ()
-    assert len(load_domain("office31", SHARED, "webcam")) == 795
+    assert len(load_domain(benchmark("office31"), SHARED, "webcam")) == 795
 
 
 @pytest.mark.shared_data
 @pytest.mark.skipif(not (SHARED / "mnist.npz").is_file(), reason="needs MNIST and USPS beside the checkout")
 def test_real_digits_without_svhn():
-    found = check("digits", SHARED)
-    assert found.missing == ("S",)
+    found = check(benchmark("digits"), SHARED)
     assert found.pairs == (("M", "U"), ("U", "M"))
     assert "domain 'svhn' is missing" in found.notes[0]
-    data = load_domain("digits", SHARED, "usps", "test")
+    data = load_domain(benchmark("digits"), SHARED, "usps", "test")
     assert len(data) == 2007
     assert data.load(0, channels=1).shape == (1, 16, 16)

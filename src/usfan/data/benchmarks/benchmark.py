@@ -35,10 +35,6 @@ class Domain:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.counts)
 
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
 
 @dataclass(frozen=True)
 class ClassSplit:
@@ -46,11 +42,6 @@ class ClassSplit:
 
     source: tuple[str, ...]
     target: tuple[str, ...]
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """Classes of the target that the source does not have."""
-        return tuple(name for name in self.target if name not in self.source)
 
 
 @dataclass(frozen=True)
@@ -152,8 +143,6 @@ class Found:
     """Domain (short) → images in all splits."""
     classes: tuple[str, ...]
     """Those that every domain has: all, unless missing ones were allowed."""
-    missing: tuple[str, ...] = ()
-    """Optional domains that are missing (short names)."""
     notes: tuple[str, ...] = ()
     """Differences that were allowed."""
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

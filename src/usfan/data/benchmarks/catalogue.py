@@ -1,20 +1,15 @@
-"""The named benchmarks: what the paper and SHOT's recipe fix of each, as data, and how to check and load a copy.
+"""The named benchmarks: what the paper and SHOT's recipe fix of each, as data.
 
 Class lists lie in `catalogue_classes.json`, in the order of the published labels. DomainNet's counts are those of its
 cleaned version, and its lists leave `t-shirt` out of painting's training split and `syringe` out of its test split.
 """
 
 import json
-from collections.abc import Sequence
 from importlib import resources
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
-from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, ClassSplit, Domain, Found, Recipe
-from usfan.data.benchmarks.layout_check import check_layout
-from usfan.data.benchmarks.layouts import load_layout
-from usfan.data.sources import ImageData
+from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, ClassSplit, Domain, Recipe
 from usfan.errors import ConfigError
 
 _CLASSES: dict[str, list[str]] = json.loads(
@@ -202,43 +197,8 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def benchmark(name: str | Benchmark) -> Benchmark:
+def benchmark(name: str) -> Benchmark:
     """The benchmark with this name."""
-    if isinstance(name, Benchmark):
-        return name
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r} in the catalogue; it has {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name]
-
-
-def check(
-    name: str | Benchmark,
-    root: str | Path,
-    *,
-    domains: Sequence[str] | None = None,
-    allow_counts: bool = False,
-    allow_classes: bool = False,
-) -> Found:
-    """Compare the copy of a benchmark below `root` with the catalogue, before anything is run.
-
-    A missing domain, a missing or unexpected class and a wrong count are one `DataError` that names them all, and says
-    where the data set is published. `domains` limits the check to some of them. `allow_counts` lets other counts pass,
-    `allow_classes` also missing classes: the result notes them.
-    """
-    return check_layout(benchmark(name), Path(root), domains, allow_counts or allow_classes, allow_classes)
-
-
-def load_domain(
-    name: str | Benchmark,
-    root: str | Path,
-    domain: str,
-    split: str | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-) -> ImageData:
-    """The images of one domain, labelled in the order of the catalogue's class list.
-
-    `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
-    classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
-    """
-    return load_layout(benchmark(name), Path(root), domain, split, classes)

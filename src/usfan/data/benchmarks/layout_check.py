@@ -12,15 +12,24 @@ MOST = 8
 """Problems that are listed; the others are counted."""
 
 
-def check_layout(
-    benchmark: Benchmark, root: Path, domains: Sequence[str] | None, allow_counts: bool, allow_classes: bool
+def check(
+    benchmark: Benchmark,
+    root: Path,
+    *,
+    domains: Sequence[str] | None = None,
+    allow_counts: bool = False,
+    allow_classes: bool = False,
 ) -> Found:
-    """See `usfan.data.benchmarks.catalogue.check`."""
+    """Compare the copy of a benchmark below `root` with the catalogue, before anything is run.
+
+    A missing domain, a missing or unexpected class and a wrong count are one `DataError` that names them all, and says
+    where the data set is published. `domains` limits the check to some of them. `allow_counts` lets other counts pass,
+    `allow_classes` missing classes and other counts: the result notes them.
+    """
     wanted = benchmark.domains if domains is None else tuple(benchmark.domain(name) for name in domains)
     base = find_base(benchmark, root)
     places: dict[str, Path] = {}
     counts: dict[str, int] = {}
-    missing: list[str] = []
     problems: list[str] = []
     notes: list[str] = []
     classes = list(benchmark.classes)
@@ -29,7 +38,6 @@ def check_layout(
         if place is None:
             # A domain asked for by name is wanted, even if the benchmark could be run without it.
             if domain.optional and domains is None:
-                missing.append(domain.short)
                 notes.append(f"{missing_domain(base, domain)}; it is published at {domain.homepage}")
             else:
                 problems.append(missing_domain(base, domain))
@@ -40,12 +48,12 @@ def check_layout(
         unexpected, absent = _class_problems(benchmark, domain, found)
         problems += [*found.problems, *unexpected]
         (notes if allow_classes else problems).extend(absent)
-        (notes if allow_counts else problems).extend(_count_problems(benchmark, domain, found))
+        (notes if allow_counts or allow_classes else problems).extend(_count_problems(benchmark, domain, found))
         present = {name for split in found.classes.values() for name in split}
         classes = [name for name in classes if name in present]
     if problems:
         raise DataError(_message(benchmark, root, problems))
-    return Found(benchmark, base, places, counts, tuple(classes), tuple(missing), tuple(notes))
+    return Found(benchmark, base, places, counts, tuple(classes), tuple(notes))
 
 
 def _class_problems(benchmark: Benchmark, domain: Domain, found: Inspection) -> tuple[list[str], list[str]]:

@@ -126,10 +126,14 @@ def _inspect_arrays(benchmark: Benchmark, domain: Domain, place: Path) -> Inspec
     return Inspection(counts, tuple(problems))
 
 
-def load_layout(
-    benchmark: Benchmark, root: Path, name: str, split: str | None = None, classes: Sequence[str] | None = None
+def load_domain(
+    benchmark: Benchmark, root: Path, name: str, split: str | None = None, *, classes: Sequence[str] | None = None
 ) -> ImageData:
-    """See `usfan.data.benchmarks.catalogue.load_domain`."""
+    """The images of one domain, labelled in the order of the catalogue's class list.
+
+    `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
+    classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
+    """
     domain = benchmark.domain(name)
     splits = domain.splits if split is None or split == WHOLE else (split,)
     if not set(splits) <= set(domain.splits):
