@@ -548,6 +548,75 @@ def label_first_table() -> str:
     return markdown(["", *tasks], [*lines, ["`label_first` over random", *gains]])
 
 
+SITUATIONS = {
+    "all": "all 31 classes",
+    "partial": "10 of 31",
+    "open": "10 known, 11 new (H-score)",
+    "universal": "10 shared, 10 missing, 11 new (H-score)",
+    "tail": "long tail, 50:1",
+}
+
+
+def class_sets_table() -> str:
+    """Accuracy, or H-score if there are new classes, by true situation and flag."""
+    rows = load("class-sets.json")["rows"]
+    flags = list(dict.fromkeys(r["flag"] for r in rows))
+    lines = []
+    for situation, title in SITUATIONS.items():
+        own = [[r["score"] for r in rows if (r["situation"], r["flag"]) == (situation, f)] for f in flags]
+        lines.append([title, *(f"{statistics.fmean(values):.1f}" for values in own)])
+    return markdown(["classes of the target", *flags], lines)
+
+
+def class_sets_found_table() -> str:
+    """What `auto` found: the setting, the classes that occur, the shares."""
+    rows = [r for r in load("class-sets.json")["rows"] if r["flag"] == "auto"]
+    lines = []
+    for situation, title in SITUATIONS.items():
+        own = [r for r in rows if r["situation"] == situation]
+        counts = {s: sum(r["setting"] == s for r in own) for s in ("closed", "partial", "open", "universal")}
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        figures = ("precision_after", "recall_after", "tv_before", "tv_after")
+        lines.append([title, shown, *(f"{statistics.fmean(r[f] for r in own):.2f}" for f in figures)])
+    return markdown(["classes of the target", "found", "precision", "recall", "TV before", "TV after"], lines)
+
+
+def field_table(full: bool = False) -> str:
+    """Every method, by task; the full-tuning runs have one seed, and only the tasks that all methods have."""
+    saved = load("field-methods.json")
+    rows = saved["full"]["rows"] if full else saved["rows"]
+    methods = [m for m in dict.fromkeys(r["method"] for r in rows) if not m.startswith("u-sfan++ ") or "Lite2" in m]
+    every = list(dict.fromkeys(r["task"] for r in rows))
+    tasks = [t for t in every if all(any((r["task"], r["method"]) == (t, m) for r in rows) for m in methods)]
+    return task_table(rows, methods, sorted(tasks))
+
+
+def ablation_table() -> str:
+    rows = load("field-methods.json")["rows"]
+    methods = [m for m in dict.fromkeys(r["method"] for r in rows) if m.startswith("u-sfan++")]
+    return task_table(rows, methods, sorted({r["task"] for r in rows}))
+
+
+def task_table(rows: list[dict], methods: list[str], tasks: list[str]) -> str:
+    lines = []
+    for method in methods:
+        own = [r for r in rows if r["method"] == method and r["task"] in tasks]
+        cells = [statistics.fmean(r["accuracy"] for r in own if r["task"] == task) for task in tasks]
+        lines.append([method, *(f"{c:.1f}" for c in cells), over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+    short = ["→".join(part[0].upper() for part in task.split("-")) for task in tasks]
+    return markdown(["method", *short, "average"], lines)
+
+
+def growth_table() -> str:
+    rows = load("growth.json")["rows"]
+    names = {"neighbours": "neighbours", "clustering": "clustering", "per_epoch": "epoch", "adaptation": "adaptation"}
+    lines = []
+    for r in rows:
+        place = "H200" if r["device"] == "cuda" else f"CPU, {r['threads']} threads"
+        lines.append([f"{r['images']:,}", place, *(f"{r[n]:.2f}" for n in names), f"{r['peak_gib']:.1f}"])
+    return markdown(["images", "device", *(f"{n}, s" for n in names.values()), "peak, GiB"], lines)
+
+
 def suite_summary(name: str, *wanted: str) -> str:
     """The rows of a benchmark's suite whose case contains one of these words."""
     rows = suite_table(name).splitlines()
@@ -555,6 +624,12 @@ def suite_summary(name: str, *wanted: str) -> str:
 
 
 TABLES = {
+    "class-sets": class_sets_table,
+    "class-sets-found": class_sets_found_table,
+    "field-methods": field_table,
+    "field-methods-full": functools.partial(field_table, full=True),
+    "ablation": ablation_table,
+    "growth": growth_table,
     "office31-fine-tuned": fine_tuned_table,
     "office31-variants": variants_table,
     "times": times_table,

@@ -34,6 +34,7 @@ from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.evaluation.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
+from usfan.scoring.situation import occurring
 from usfan.training.source import train_source
 
 BACKBONE = "tf_efficientnet_lite0"
@@ -140,14 +141,13 @@ def figures(model: AdaptedModel, store: FeatureStore, true: Tensor) -> dict[str,
         predicted = predicted[~model.unknown_rule.flag(model.passes.after)]
     after = torch.bincount(predicted, minlength=len(true)).double()
     row["tv_after"] = round(0.5 * float((after / after.sum().clamp_min(1) - shares).abs().sum()), 4)
-    row |= {f"{k}_after": v for k, v in occurrence(after >= 1, true > 0).items()}
-    row["counts_after"], row["counts"] = after.int().tolist(), true.tolist()
+    row |= {f"{k}_after": v for k, v in occurrence(occurring(after), true > 0).items()}
     situation = model.history.get("classes")
     if situation:
         before = torch.tensor(situation["shares"]).double()
         row |= {k: situation[k] for k in ("setting", "explained", "followed", "effective_classes")}
         row["tv_before"] = round(0.5 * float((before - shares).abs().sum()), 4)
-        row |= {f"{k}_before": v for k, v in occurrence(before * len(store) >= 1, true > 0).items()}
+        row |= {f"{k}_before": v for k, v in occurrence(occurring(before * len(store)), true > 0).items()}
     return row
 
 

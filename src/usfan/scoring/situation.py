@@ -41,6 +41,7 @@ EXPLAINED = 7 / 8
 FOLLOWED = 0.5
 """κ from which the names say something about the structure."""
 RARE = 0.05
+"""Of an equal share; a class with fewer images is taken for an error of the names."""
 SHARPNESS = 3.0
 """Exponent of the names in label shift; fitted values of λ are near it."""
 ENOUGH = 8
@@ -68,8 +69,8 @@ class Situation:
 
     @property
     def occurs(self) -> Tensor:
-        """K booleans: at least one image is expected, and 5 % of what an equal share of the effective classes is."""
-        return self.counts >= max(1.0, RARE * float(self.counts.sum()) / (self.effective * len(self.counts)))
+        """K booleans."""
+        return occurring(self.counts)
 
     @property
     def reason(self) -> str:
@@ -126,6 +127,14 @@ def label_shift(log_names: Tensor, rounds: int = 100) -> Tensor:
         r /= r.sum(dim=1, keepdim=True)
         shares = r.mean(dim=0)
     return r.float()
+
+
+def occurring(counts: Tensor) -> Tensor:
+    """K booleans: at least one image, and 5 % of what an equal share of the effective number of classes would be."""
+    counts = counts.double()
+    shares = counts / counts.sum().clamp_min(1e-12)
+    usual = float(counts.sum()) / (effective_share(shares) * len(shares))
+    return counts >= max(1.0, RARE * usual)
 
 
 def effective_share(shares: Tensor) -> float:
