@@ -52,7 +52,7 @@ def test_every_class_in_equal_shares_is_closed():
     found = look(points, names)
     assert found.setting == "closed"
     assert bool(found.occurs.all())
-    assert "8 of 8" in found.reason
+    assert "8 of 8 known classes" in found.reason
 
 
 def test_missing_classes_are_partial_and_named():

@@ -78,11 +78,11 @@ class Situation:
             return f"the model's predictions follow {self.followed:.0%} of the target's structure: too little to tell"
         classes = len(self.shares)
         found = int(self.occurs.sum())
-        even = "even shares" if self.effective >= EVEN else f"as uneven as {self.effective * classes:.1f} equal classes"
-        new = "new classes" if self.explained < EXPLAINED else "no new class"
+        even = "in about equal shares" if self.effective >= EVEN else "in unequal shares"
+        new = "so there are new ones too" if self.explained < EXPLAINED else "so there is nothing new"
         return (
-            f"about {found} of {classes} classes occur, {even}; {new}: they explain {self.explained:.0%} of the"
-            " target's clusters"
+            f"about {found} of {classes} known classes occur, {even}; known classes explain"
+            f" {min(self.explained, 1):.0%} of the clusters, {new}"
         )
 
     def to_dict(self) -> dict[str, object]:
