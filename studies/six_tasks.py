@@ -2,8 +2,8 @@
 
     python -m studies.six_tasks OUT.json --packed FOLDER [--device cuda] [--epochs 40]
 
-EfficientNet-Lite0 frozen, in one process. Images are those that `studies.pack` packed. Seconds start after the images are
-decoded and the first use of the device.
+EfficientNet-Lite0 frozen, in one process. Images are those that `studies.pack` packed. Seconds start after the images
+are decoded and the first use of the device.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def main() -> None:
         "accuracy": round(sum(scores) / 6, 2),
         "peak_gib": round(peak, 2),
     }
-    row |= {"device": runtime.device.type, "threads": torch.get_num_threads()}
-    row |= {"cpu_seconds": round(used.ru_utime + used.ru_stime, 1)}
+    more = {"device": runtime.device.type, "threads": torch.get_num_threads()}
+    row |= {**more, "cpu_seconds": round(used.ru_utime + used.ru_stime, 1)}
     given.out.write_text(json.dumps(row) + "\n")
     print(row)
 
