@@ -617,6 +617,51 @@ def growth_table() -> str:
     return markdown(["images", "device", *(f"{n}, s" for n in names.values()), "peak, GiB"], lines)
 
 
+def uncertainties_table(setting: str) -> str:
+    """U-SFAN with its certainty from each kind of uncertainty."""
+    rows = [r for r in load("uncertainty.json")["rows"] if r["setting"] == setting]
+    columns = {"accuracy": "accuracy", "ece": "ECE", "before_ece": "ECE, source model"}
+    if setting == "open":
+        columns = {"os_star": "OS*", "hos": "HOS", "ece": "ECE"} | {
+            f"{when}auroc_{score}": f"AUROC, {name}{told}"
+            for score, name in (("posterior-entropy", "entropy"), ("mutual-information", "information"))
+            for when, told in (("", ""), ("before_", ", source model"))
+        }
+    lines = []
+    for case in dict.fromkeys(r["case"] for r in rows):
+        own = [r for r in rows if r["case"] == case]
+        cells = [over_seeds(by_seed(own, lambda r, c=column: r[c])) for column in columns]
+        seconds = statistics.fmean(r["seconds"] for r in own), statistics.fmean(r["source_seconds"] for r in own)
+        lines.append([case, *cells, f"{seconds[0]:.1f}" + (f" + {seconds[1]:.1f}" if seconds[1] else "")])
+    return markdown(["certainty from", *columns.values(), "seconds"], lines)
+
+
+MIXINGS = {
+    "best": "best single source, by hindsight",
+    "worst": "other single source",
+    "evidence": "mixed by evidence",
+    "certainty": "mixed by certainty, per sample",
+    "mean": "mean of the models",
+    "learned": "DECISION's weights, after adaptation",
+    "joint": "DECISION, trained together",
+}
+
+
+def several_sources_table(data: str, method: str) -> str:
+    """Accuracy of two sources mixed in each way, task by task."""
+    rows = [r for r in load(f"several-sources-{data}.json")["rows"] if r["method"] in (method, "decision")]
+    for row in rows:
+        if "single" in row:
+            row |= {"best": max(row["single"]), "worst": min(row["single"])}
+    tasks, lines = list(dict.fromkeys(r["task"] for r in rows)), []
+    for name, title in MIXINGS.items():
+        own = [r for r in rows if name in r]
+        if own:
+            groups = [[r for r in own if r["task"] == task] for task in tasks]
+            lines.append([title, *(over_seeds(by_seed(group, lambda r, n=name: r[n])) for group in (*groups, own))])
+    return markdown(["", *tasks, "average"], lines)
+
+
 def suite_summary(name: str, *wanted: str) -> str:
     """The rows of a benchmark's suite whose case contains one of these words."""
     rows = suite_table(name).splitlines()
@@ -656,6 +701,11 @@ TABLES = {
     "guard-summary": guard_summary_table,
     "uncertainty": uncertainty_table,
     "label-first": label_first_table,
+    "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
+    "uncertainties-open": functools.partial(uncertainties_table, "open"),
+    "several-office31": functools.partial(several_sources_table, "office31", "u-sfan++"),
+    "several-office31-u-sfan": functools.partial(several_sources_table, "office31", "u-sfan"),
+    "several-digits": functools.partial(several_sources_table, "digits", "u-sfan"),
     "digits-open": digits_open_table,
     "digits-memory": digits_memory_table,
     "agreement-digits": agreement_table,

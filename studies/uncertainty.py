@@ -41,19 +41,25 @@ CASES: dict[str, dict[str, Any]] = {
     "mc-dropout": {"uncertainty": "mc-dropout", "dropout_rate": 0.1},
     "mc-dropout trained": {"uncertainty": "mc-dropout"},
     "ensemble": {"uncertainty": "ensemble"},
+    "point, τ = 1": {"uncertainty": "point", "temperature": 1.0},
+    "posterior, τ = 1": {"uncertainty": "posterior", "temperature": 1.0},
+    "mc-dropout trained, τ = 1": {"uncertainty": "mc-dropout", "temperature": 1.0},
+    "ensemble, τ = 1": {"uncertainty": "ensemble", "temperature": 1.0},
 }
 
 
 def sources(store: FeatureStore, seed: int) -> tuple[dict[str, SourceModel], dict[str, float]]:
     """The network, and the one trained with dropout; seconds that each uncertainty costs beyond the network."""
     given = {**CLOSED, "seed": seed, "device": "cpu"}
+    trained = "mc-dropout trained"
     began = time.process_time()
     usfan.train_source(store, **given)
     alone, began = time.process_time() - began, time.process_time()
     both = usfan.train_source(store, **given, uncertainty="ensemble")
     ensemble = time.process_time() - began - alone
     dropout = usfan.train_source(store, **given, uncertainty="mc-dropout")
-    return {"": both, "mc-dropout trained": dropout}, {"ensemble": round(max(0.0, ensemble), 2)}
+    models = {"": both, trained: dropout, f"{trained}, τ = 1": dropout}
+    return models, dict.fromkeys(("ensemble", "ensemble, τ = 1"), round(max(0.0, ensemble), 2))
 
 
 def figures(model: AdaptedModel, outputs: Outputs, store: FeatureStore, *, open_set: bool) -> dict[str, float]:
@@ -74,19 +80,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--cache")
+    parser.add_argument("--settings", nargs="+", choices=("closed", "open"), default=("closed", "open"))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     runtime = start_runtime(RuntimeConfig(device="cpu", cache=options.cache))
     domains, rows = office31(options.root, runtime), []
-    for setting in ("closed", "open"):
+    for setting in options.settings:
         split = benchmark("office31").class_split(setting)
         for seed in options.seeds:
             for source in OFFICE:
                 models, extra = sources(only(domains[source], split.source), seed)
                 for target in OFFICE.replace(source, ""):
                     store = only(domains[target], split.target, split.source)
-                    for case, settings in CASES.items():
+                    for case, settings in ((name, CASES[name]) for name in options.cases):
                         given = {"method": "u-sfan", **settings, "setting": setting, "seed": seed, "guard": False}
                         began = time.process_time()
                         model = usfan.adapt(

@@ -55,6 +55,7 @@ def test_the_run_folder(run, places):
     assert metrics["guard"]["kept"] in ("adapted", "source")
     assert read_yaml(run / "config.yaml")["source"] == [str(places[0]), str(places[1])]
     assert {"samples.safetensors", "log.jsonl", "config.json", "changes.csv"} <= {p.name for p in run.iterdir()}
+    assert str(places[0]) not in (run / "config.json").read_text()  # a model folder is shared
     for member in ("member-1", "member-2"):  # a run and a model of its own
         assert json.loads((run / member / "metrics.json").read_text())["method"] == "u-sfan"
         assert usfan.SourceModel.load(run / member).kind == "adapted"
@@ -161,9 +162,10 @@ def test_open_set(places, tmp_path):
     assert usfan.SourceModel.load(out).unknown_rule is not None
 
 
-def test_private_names_no_path(places, tmp_path):
+def test_private_names_no_path(places, tmp_path, capsys):
     out = tmp_path / "private"
     assert command("adapt", *places, "--out", out, "--private", *RUN) == 0
+    assert f"mixed by evidence: 0.50 {places[0]}, 0.50 {places[1]}" in capsys.readouterr().err
     for path in out.rglob("*"):
         if path.is_file() and "tfevents" not in path.name:
             assert str(places[0].parent).encode() not in path.read_bytes(), path

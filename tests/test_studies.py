@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ from usfan.adaptation.certainty import Certainty
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
 from usfan.adaptation.terms.term import Context
+from usfan.compute.features import FeatureStore
 from usfan.compute.runtime import Runtime
 from usfan.data.cache import PixelStore
 from usfan.posterior.kronecker import KroneckerPosterior
@@ -220,3 +222,35 @@ def test_nobody_certain_nearby_says_nothing():
     features, probs = target(40)
     places, similarities = nearest_neighbours(features, 5)
     assert torch.equal(neighbour_targets(places, similarities, probs, torch.zeros(40)), torch.zeros(40, 4))
+
+
+def test_classes_of_an_open_set():
+    from studies.frozen import only
+
+    store = FeatureStore(
+        torch.arange(12.0).view(6, 2), torch.arange(6), torch.tensor([0, 1, 2, 2, 1, 0]), ("a", "b", "c")
+    )
+    found = only(store, ("c", "a", "b"), ("b",))
+    assert found.labels.tolist() == [1, 0, 1, 1, 0, 1]
+    some = only(store, ("c", "a"))
+    assert some.labels.tolist() == [1, 0, 0, 1]
+    assert some.pixels[:, 0].tolist() == [0.0, 4.0, 6.0, 10.0]
+    assert some.classes == ("c", "a")
+
+
+def test_decision_trains_sources_and_weights_together():
+    """Two equal sources keep equal weights; the one whose head says nothing loses its weight."""
+    from studies.several_sources import decision
+
+    generator = torch.Generator().manual_seed(0)
+    features = 0.3 * torch.randn(96, 576, generator=generator)
+    features[:, :3] += 6 * torch.eye(3)[torch.arange(96) % 3]
+    one = tiny_model()
+    probs, shares = decision([one, one], features, 0)
+    assert probs.shape == (96, 3)
+    torch.testing.assert_close(probs.sum(dim=1), torch.ones(96))
+    assert shares == [0.5, 0.5]
+    mute = dataclasses.replace(one, classifier=copy.deepcopy(one.classifier))
+    with torch.no_grad():
+        mute.classifier.head.parametrizations.weight.original0.zero_()
+    assert decision([one, mute], features, 0)[1][0] > 0.5

@@ -53,8 +53,7 @@ def mix_adapted(
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
     mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path, given=None, without=None)
     mixture.history = history_of(mixture, members, config, sources)
-    kept = {k: v for k, v in mixture.history.items() if k in ("method", "epochs", "mixing", "sources")}
-    mixture.summary = {**kept, "seconds": mixture.history["seconds"]}
+    mixture.summary = {k: mixture.history[k] for k in ("method", "epochs", "seconds")}  # no path: folders are shared
     return mixture
 
 

@@ -208,6 +208,8 @@ def adapt_several(settings: dict[str, Any]) -> None:
         options = {"runtime": runtime, "run": run, "labels": labels, "names": paths, "private": private}
         model = run_several(sources, data, **options, **given)
         say_skipped(data, run, private=private)
+        weighed = ", ".join(f"{share:.2f} {path}" for share, path in zip(model.shares, paths, strict=True))
+        say(f"mixed by {model.mixing}: {weighed}")
         say_changes(out, settings["data"], model, settings.get("module"))
         metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
         if "labels" in metrics:
