@@ -103,6 +103,15 @@ def test_unknown_is_no_name():
     assert guard.consider(2, outputs, 1 - before, {}).names == 0
 
 
+def test_the_class_that_swallowed_the_target_is_named():
+    probs = torch.eye(2).repeat(30, 1)
+    outputs, all_one = (Outputs(p, p, p, p, p[:, 0]) for p in (probs, torch.eye(2)[:1].expand(60, 2)))
+    guard = Guard(enabled=True)
+    before = torch.arange(60) % 2
+    guard.open(outputs, before, before[:, None].expand(-1, 8), None, 2, ("cat", "dog"))
+    assert "cat" in guard.consider(1, all_one, torch.zeros(60, dtype=torch.long), {}).collapse
+
+
 def squares(present: range, images: int = 30, domain: int = 0) -> usfan.ImageData:
     labels = np.tile(np.array(present), images)
     pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])

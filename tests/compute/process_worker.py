@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from usfan.adaptation.adapt import adapt
-from usfan.adaptation.centroids import centroids, nearest_centroid
+from usfan.adaptation.centroids import nearest_centroid
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.terms.term import Context, Term
 from usfan.artifacts.model import SourceModel
@@ -28,7 +28,6 @@ from usfan.errors import ConfigError
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.posterior.fit import batch_factors
 from usfan.runs.folder import RunFolder, open_run
-from usfan.scoring.neighbours import unit_features
 from usfan.scoring.outputs import Outputs
 from usfan.training.source import train_source
 
@@ -111,7 +110,7 @@ def stage_1(runtime: Runtime) -> tuple[SourceModel, dict[str, Tensor]]:
             augment="resized-crop",
             runtime=runtime,
         )
-    features, logits = forward_store(model.classifier, store, model.spec, runtime, batch_size=50)
+    features, logits = forward_store(model.classifier, store, model.spec, runtime)
     factors = batch_factors(features, logits, bias=True)
     figures = {
         "A": factors.A,
@@ -155,21 +154,15 @@ def stage_2(
     with recorded_updates() as seen:
         model = adapt(source, store, "watched", runtime=runtime, run=run, **settings)
     guide, after = watch.seen["guide"], model.passes.after
-    own = slice(runtime.rank, None, runtime.world)
-    phi = unit_features(after.features)
     tables = {
         "certainty": guide.weights,
         "pseudo-labels": watch.seen["labels"],
         "known": guide.known,
         "features": after.features,
         "posterior": after.posterior_probs,
-        "centroids": centroids(phi[own], after.probs[own], runtime.total_or_alone),
         "kept epoch": torch.tensor(model.history["kept_epoch"]),
         "epoch losses": torch.tensor([r["loss"] for r in model.history["records"][1:]]),
     }
-    labels = torch.zeros(count, dtype=torch.long)
-    labels[own] = nearest_centroid(after.features[own], after.probs[own], total=runtime.total_or_alone)
-    tables["labels of shards"] = runtime.total(labels)
     if model.unknown_rule is not None:
         tables["threshold"] = torch.tensor(model.unknown_rule.threshold)
     return stacked(name, seen, model.classifier.state_dict()) | {f"{name}/{k}": v for k, v in tables.items()}

@@ -166,12 +166,14 @@ def test_a_compiled_pass_is_the_eager_one() -> None:
     assert float((found - expected).abs().max()) < 1e-3 * float(expected.abs().max())
 
 
-def test_what_is_left_after_whole_batches_is_padded_and_cut_off() -> None:
+def test_what_is_left_after_whole_batches_is_padded_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = exact()
     model = trained(engine, store())
     data = store(150)
-    features, logits = forward_store(model.classifier, data, model.spec, engine, batch_size=70)
-    whole, _ = forward_store(model.classifier, data, model.spec, engine, batch_size=150)
+    monkeypatch.setattr("usfan.compute.passes.PASS_BATCH", 70)
+    features, logits = forward_store(model.classifier, data, model.spec, engine)
+    monkeypatch.setattr("usfan.compute.passes.PASS_BATCH", 150)
+    whole, _ = forward_store(model.classifier, data, model.spec, engine)
     assert features.shape[0] == logits.shape[0] == 150
     assert float((features - whole).abs().max()) < 1e-3 * float(whole.abs().max())  # kernels differ with the size
 

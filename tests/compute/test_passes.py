@@ -42,10 +42,11 @@ def test_fewer_than_two_samples_make_no_batch() -> None:
     assert list(epoch_batches(1, 32, 7, 2, CPU)) == []
 
 
-def test_forward_store_is_a_plain_loop() -> None:
+def test_forward_store_is_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "PASS_BATCH", 7)
     classifier, store = small_classifier(), small_store()
     take_steps(classifier, Optimiser(classifier, stage(), 4, CPU), range(2))
-    features, logits = forward_store(classifier, store, SPEC, CPU, batch_size=7)
+    features, logits = forward_store(classifier, store, SPEC, CPU)
     rows = torch.tensor([29, 3, 3, 11])
     some, _ = forward_store(classifier, store, SPEC, CPU, rows=rows)
     assert not classifier.training

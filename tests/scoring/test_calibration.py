@@ -86,9 +86,6 @@ def test_aurc_by_a_given_score_and_when_all_tie():
     assert aurc(correct, torch.tensor([0.0, 1.0, 2.0, 3.0])) == pytest.approx(100 * (0 + 0 + 1 / 3 + 1 / 2) / 4)
     assert aurc(correct, torch.tensor([3.0, 2.0, 1.0, 0.0])) == pytest.approx(100 * (1 + 1 + 2 / 3 + 1 / 2) / 4)
     assert aurc(correct, torch.zeros(4)) == pytest.approx(50)
-    probs = torch.tensor([[0.6, 0.4], [0.9, 0.1]])
-    figures = calibration_metrics(probs, torch.tensor([0, 1]), score=torch.tensor([0.0, 1.0]))
-    assert figures["aurc"] == pytest.approx(25)
 
 
 def test_prefix_and_an_underflowed_probability():

@@ -314,7 +314,7 @@ class Adaptation:
             seen = self.judge_network.features(some, runtime)
         draws = self.posterior.draws(before.features, DRAWS).argmax(dim=2)
         classes = len(self.source.classes) + self.guide.rejects
-        self.guard.open(before, self.labels(before), draws, seen, classes)
+        self.guard.open(before, self.labels(before), draws, seen, classes, self.source.classes)
         self.context = Context(
             len(self.store),
             len(self.source.classes),

@@ -4,7 +4,7 @@ Features get a 1 appended and are scaled to length 1. Round one: centroids c_k =
 goes to the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most
 `threshold` samples go by the point estimate get no centroid.
 
-Shapes: N samples, K classes, D features. `total` sums over processes.
+Shapes: N samples, K classes, D features.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from usfan.scoring.neighbours import unit_features
-from usfan.scoring.objectives import Total, alone
 
 
-def centroids(features: Tensor, assignment: Tensor, total: Total = alone) -> Tensor:
+def centroids(features: Tensor, assignment: Tensor) -> Tensor:
     """K × D' means of the features under the assignment N×K, at unit length."""
-    sums, counts = total(assignment.T @ features), total(assignment.sum(dim=0))
-    return torch.nn.functional.normalize(sums / (counts[:, None] + 1e-8), dim=1)
+    means = assignment.T @ features / (assignment.sum(dim=0)[:, None] + 1e-8)
+    return torch.nn.functional.normalize(means, dim=1)
 
 
 def nearest_centroid(
@@ -29,20 +28,19 @@ def nearest_centroid(
     threshold: int = 0,
     mask: Tensor | None = None,
     rounds: int = 2,
-    total: Total = alone,
 ) -> Tensor:
     """N labels. Samples whose `mask` is 0 (open set) do not count for the centroids, but get a label too."""
     classes = probs.shape[1]
     phi, probs = unit_features(features), probs.float()
     keep = torch.ones(len(probs), device=probs.device) if mask is None else mask.float()
-    counts = total((torch.nn.functional.one_hot(probs.argmax(dim=1), classes) * keep[:, None]).sum(dim=0))
+    counts = (torch.nn.functional.one_hot(probs.argmax(dim=1), classes) * keep[:, None]).sum(dim=0)
     missing = counts <= threshold
     if bool(missing.all()):
         return probs.argmax(dim=1)
     assignment = probs * keep[:, None]
     labels = probs.argmax(dim=1)
     for _ in range(rounds):
-        similarity = phi @ centroids(phi, assignment, total).T
+        similarity = phi @ centroids(phi, assignment).T
         labels = similarity.masked_fill(missing, -torch.inf).argmax(dim=1)
         assignment = torch.nn.functional.one_hot(labels, classes).float() * keep[:, None]
     return labels

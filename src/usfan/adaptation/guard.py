@@ -129,10 +129,18 @@ class Guard:
     def latest(self) -> int:
         return self.history[-1].epoch
 
-    def open(self, before: Outputs, labels: Tensor, draws: Tensor, seen: Tensor | None, classes: int) -> None:
+    def open(
+        self,
+        before: Outputs,
+        labels: Tensor,
+        draws: Tensor,
+        seen: Tensor | None,
+        classes: int,
+        names: Sequence[str] = (),
+    ) -> None:
         """Called once with the source model's N labels, N×M labels of drawn heads, and the judge's features: N' × F
         features of the images at `rows`, or None for the source model's own."""
-        self.source, self.classes = before, classes
+        self.source, self.classes, self.class_names = before, classes, names
         self.rows = evenly_spaced(len(labels), MOST).to(labels.device)
         features = before.features[self.rows] if seen is None else seen.to(labels.device)
         wide = max(NEAR, len(self.rows) // WIDE_SHARE)
@@ -144,7 +152,7 @@ class Guard:
         """Look at an iterate: its outputs, its N labels (K for unknown), its weights."""
         reason = None if self.loss_finite else "the loss is not finite"
         if epoch > 0 and reason is None:
-            reason = collapse(outputs.probs, self.source.probs)
+            reason = collapse(outputs.probs, self.source.probs, self.class_names)
         own = labels[self.rows]
         moved = own != self.labels
         named = moved & (own < outputs.logits.shape[1])  # "unknown" is no name that a head could give

@@ -82,7 +82,8 @@ def history_of(
         for model, own in ((m, m.passes) for m in members)
         if own is not None
     ]
-    guard.open(before, before.logits.argmax(dim=1), torch.cat(draws, dim=1), None, len(mixture.classes))
+    names = mixture.classes
+    guard.open(before, before.logits.argmax(dim=1), torch.cat(draws, dim=1), None, len(names), names)
     look = guard.consider(1, after, after.logits.argmax(dim=1), {})
     records = [
         {"epoch": epoch, "validators": validate(o.probs, source_probs=before.probs, posterior_probs=o.posterior_probs)}

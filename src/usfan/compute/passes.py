@@ -173,7 +173,6 @@ def forward_store(
     runtime: Runtime,
     *,
     rows: Tensor | None = None,
-    batch_size: int | None = None,
     compiled: bool = False,
     replay: Stepper | None = None,
     progress: Callable[[int], None] | None = None,
@@ -183,12 +182,12 @@ def forward_store(
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
-    compiled = compiled and batch_size is None and len(rows) >= PASS_BATCH
+    compiled = compiled and len(rows) >= PASS_BATCH
     if compiled:  # a code for each size: the size nearest to the usual one that divides the set without much to fill up
         batch_size = -(-len(rows) // max(1, round(len(rows) / LARGE_PASS_BATCH)))
-    if batch_size is None and store.pixels.ndim == 2:
+    elif store.pixels.ndim == 2:
         batch_size = min(FEATURE_BATCH, max(1, len(rows)))
-    elif batch_size is None:
+    else:
         large = runtime.device.type == "cuda" and replay is None and len(rows) >= LARGE_PASS
         batch_size = LARGE_PASS_BATCH if large else PASS_BATCH
     weight, _ = classifier.head_tensors()

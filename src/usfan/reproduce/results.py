@@ -106,12 +106,10 @@ class Table:
         benchmark: str | None = None,
         setting: str = "closed",
         metric: str = "accuracy",
-        labels: Mapping[str, str] | None = None,
     ) -> "Table":
-        """Aggregate `rows` and set the paper's table of `benchmark` beside them. `labels` renames methods in print."""
+        """Aggregate `rows` and set the paper's table of `benchmark` beside them."""
         rows = list(rows)
-        names = labels or {}
-        cells = {names.get(method, method): row for method, row in aggregate(rows, metric).items()}
+        cells = aggregate(rows, metric)
         tables = tables_of(benchmark, setting) if benchmark else ()
         printed = tables[0].columns if tables else ()
         methods = dict.fromkeys(str(row["method"]) for row in rows)
@@ -123,7 +121,7 @@ class Table:
             metric=metric,
             columns=columns,
             cells=cells,
-            paper={names.get(name, name): _same_tasks(row, columns, printed) for name, row in own.items() if row},
+            paper={name: _same_tasks(row, columns, printed) for name, row in own.items() if row},
             others={name: _same_tasks(row, columns, printed) for name, row in rest.items()},
             source=" and ".join(table.source for table in tables),
             digits=2 if benchmark in ("domainnet", "cifar-stl") else 1,

@@ -253,15 +253,15 @@ class RunFolder:
             for old in checkpoints(inner)[:-2]:
                 inner.remove(old)
 
-    def load_checkpoint(self, *, tensors: bool = True) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None. Without `tensors` only its epoch and state are read."""
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None."""
         with self.opened() as folder:
             if folder.kind(CHECKPOINTS) == "missing":
                 return None
             with folder.inner(CHECKPOINTS) as inner:
                 for name in reversed(checkpoints(inner)):
                     with contextlib.suppress(ArtifactError, KeyError, TypeError, ValueError, RuntimeError):
-                        return read_checkpoint(inner, name, tensors=tensors)
+                        return read_checkpoint(inner, name)
         return None
 
     @contextlib.contextmanager
@@ -333,12 +333,12 @@ def checkpoints(folder: Folder) -> list[str]:
     return sorted(name for name in folder.names() if _CHECKPOINT.fullmatch(name))
 
 
-def read_checkpoint(folder: Folder, name: str, *, tensors: bool) -> Checkpoint:
+def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
     with open_tensors_in(folder, name) as file:
         state = parse_json(file.metadata()["state"].encode())
         if not isinstance(state, dict):
             raise ValueError("its state is not a table")
-        found = {k: file.get_tensor(k) for k in (file.keys() if tensors else ())}
+        found = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     matched = _CHECKPOINT.fullmatch(name)
     assert matched is not None
     return int(matched[1]), found, state

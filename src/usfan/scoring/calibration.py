@@ -35,13 +35,8 @@ class ReliabilityBins(NamedTuple):
     counts: Tensor
 
 
-def calibration_metrics(
-    probs: Tensor, labels: Tensor, prefix: str = "", *, score: Tensor | None = None
-) -> dict[str, float]:
-    """`nll`, `brier`, `ece`, `adaptive_ece`, `aurc` of probs N×K against labels N, each key with `prefix` before it.
-
-    `score` (N, higher = less certain) is what AURC ranks by; without it, 1 − max p.
-    """
+def calibration_metrics(probs: Tensor, labels: Tensor, prefix: str = "") -> dict[str, float]:
+    """`nll`, `brier`, `ece`, `adaptive_ece`, `aurc` of probs N×K against labels N, each key with `prefix` before it."""
     probs, labels = checked(probs, labels)
     confidence, predicted = _max(probs)
     correct = (predicted == labels).double()
@@ -52,7 +47,7 @@ def calibration_metrics(
         "brier": (squares - 2 * own + 1).mean(),
         "ece": 100 * _gap(_equal_width(confidence, BINS), confidence, correct, BINS),
         "adaptive_ece": 100 * _adaptive_gap(confidence, correct, BINS),
-        "aurc": aurc(correct, 1 - confidence if score is None else score),
+        "aurc": aurc(correct, 1 - confidence),
     }
     return {prefix + name: float(value) for name, value in figures.items()}
 

@@ -34,9 +34,9 @@ def alone(values: Tensor) -> Tensor:
     return values
 
 
-def global_sum(values: Tensor, total: Total, dim: int = 0) -> Tensor:
+def global_sum(values: Tensor, total: Total) -> Tensor:
     """The sum over the global batch, differentiable in this process's part."""
-    own = values.sum(dim=dim)
+    own = values.sum(dim=0)
     return own + (total(own.detach()) - own.detach()) if total is not alone else own
 
 
