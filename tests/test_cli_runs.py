@@ -112,7 +112,7 @@ def test_resuming_with_other_settings_shows_both_values(refused, model, folder, 
         (("--seed", "5", "--epochs", "9"), "(epochs 2, not 9, seed 4, not 5)"),
         (("--method", "shot"), "(method u-sfan, not shot)"),
         (("--guard", "off"), "(guard on, not off)"),
-        (("--open-set",), "(setting closed, not open)"),
+        (("--open-set",), "(setting auto, not open)"),
         (("--set", "balance=off"), "(balance on, not off)"),
         (("--set", "cache=elsewhere"), "(cache none, not elsewhere)"),
         (("--unlabelled",), "(unlabelled none, not on)"),
@@ -170,10 +170,11 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     assert lines[0] == f"{out}: {kept} u-sfan"
     assert lines[1] == f"guard: {metrics['guard']['reason']}"
     assert re.match(r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\)", lines[2])
-    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[3])
-    assert lines[4] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
-    assert lines[5] == f"      usfan report {out}"
-    assert len(lines) == 6
+    assert lines[3].startswith("classes of the target: ")
+    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[4])
+    assert lines[5] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
+    assert lines[6] == f"      usfan report {out}"
+    assert len(lines) == 7
 
 
 def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(model, folder, tmp_path, capsys, caplog):

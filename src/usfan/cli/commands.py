@@ -116,12 +116,11 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import recorded_settings, resolve
     from usfan.adaptation.witness import has_witness
+    from usfan.api import save_adaptation
     from usfan.artifacts.folder import load_config
     from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
     from usfan.data.few_labels import few_labels
-    from usfan.evaluation.changes import write_changes
-    from usfan.evaluation.samples import adaptation_metrics, save_samples
     from usfan.runs.folder import open_run
 
     if len(settings["source"]) > 1:
@@ -157,28 +156,19 @@ def adapt(settings: dict[str, Any]) -> None:
             few = None if table is None else table[store.kept]
             model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, labels=few, **given)
         if runtime.rank == 0:
-            model.save(run.path, private=private)
-            if model.alternative is not None:
-                model.alternative.save(run.inside("adapted"), private=private)
-            metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
-            save_samples(run.path, model, data, private=private)
-            if private:
-                run.withhold("source", "data", "labels", "cache", "root")
-            run.save_metrics(metrics)
-            run.drop_checkpoints()
+            metrics = save_adaptation(run, model, data, open_set=config.may_be_new, private=private)
             say_skipped(data, run, private=private)
-            if not private:
-                write_changes(run.path, model, data)
             say_changes(out, settings["data"], model, settings.get("module"))
-            if "labels" in metrics:
-                say(f"labels: {describe_worth(metrics['labels'])}")
-            if "after" in metrics:
-                shift = {
-                    f"{name} {when}": metrics[when].get(name)
-                    for name in ("accuracy", "ece", "hos")
-                    for when in ("before", "after")
-                }
-                print_metrics(shift, out)
+            say_figures(metrics, out)
+
+
+def say_figures(metrics: dict[str, Any], out: str) -> None:
+    """What labels say of an adaptation, if there are any."""
+    if "labels" in metrics:
+        say(f"labels: {describe_worth(metrics['labels'])}")
+    if "after" in metrics:
+        names, moments = ("accuracy", "ece", "hos"), ("before", "after")
+        print_metrics({f"{name} {when}": metrics[when].get(name) for name in names for when in moments}, out)
 
 
 def adapt_several(settings: dict[str, Any]) -> None:
@@ -212,11 +202,7 @@ def adapt_several(settings: dict[str, Any]) -> None:
         say(f"mixed by {model.mixing}: {weighed}")
         say_changes(out, settings["data"], model, settings.get("module"))
         metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
-        if "labels" in metrics:
-            say(f"labels: {describe_worth(metrics['labels'])}")
-        if "after" in metrics:
-            names = [f"{name} {when}" for name in ("accuracy", "ece", "hos") for when in ("before", "after")]
-            print_metrics({name: metrics[name.split()[1]].get(name.split()[0]) for name in names}, out)
+        say_figures(metrics, out)
 
 
 def own_names() -> set[str]:
