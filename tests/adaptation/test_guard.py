@@ -8,7 +8,8 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.guard import Guard, Look, Rules, choose_epoch, estimated_accuracy
+from usfan.adaptation.guard import Guard, Kept, Look, Rules, choose_epoch, estimated_accuracy
+from usfan.runs.folder import RunFolder
 from usfan.scoring.outputs import Outputs
 from usfan.scoring.structure import Interval
 
@@ -175,3 +176,31 @@ def test_undecided_saves_both(source, tmp_path, monkeypatch):
     kept, other = usfan.SourceModel.load(run), usfan.SourceModel.load(run / "adapted")
     assert same(kept, source)
     assert not same(other, source)
+
+
+def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(source, tmp_path, monkeypatch):
+    """The checkpoint of the iterate that collapsed must not stand in for the one before it."""
+    real, log = Guard.consider, RunFolder.log
+
+    def collapse_at_two(self, epoch, *given):
+        reason = "it did" if epoch == 2 else None
+        monkeypatch.setattr("usfan.adaptation.guard.collapse", lambda *_: reason)
+        return real(self, epoch, *given)
+
+    def stop(self, event, **values):
+        log(self, event, **values)
+        if event == "kept":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Guard, "consider", collapse_at_two)
+    settings = {**TINY, "epochs": 4}
+    keep = "usfan.adaptation.guard.choose_epoch"
+    monkeypatch.setattr(keep, lambda history, rules: Kept("adapted", history[-2].epoch, "the last good one"))
+    data = squares(range(4), domain=3)
+    whole = usfan.adapt(source, data, run=tmp_path / "whole", **settings)
+    assert whole.history["kept_epoch"] == 1
+    monkeypatch.setattr(RunFolder, "log", stop)
+    with pytest.raises(KeyboardInterrupt):
+        usfan.adapt(source, data, run=tmp_path / "again", **settings)
+    monkeypatch.setattr(RunFolder, "log", log)
+    assert same(usfan.adapt(source, data, run=tmp_path / "again", resume=True, **settings), whole)

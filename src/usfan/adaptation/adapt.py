@@ -437,7 +437,7 @@ class Adaptation:
         self.folder.scalars({f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}, epoch)
         self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
         self.folder.histogram("adapt/weights", self.guide.weights, epoch)
-        if 0 < epoch < self.epochs:
+        if 0 < epoch < self.epochs and not self.guard.collapsed:  # a run goes on from weights that may be kept
             tensors = self.loop.tensors()
             for number, term in enumerate(self.terms):
                 tensors |= {f"term.{number}.{k}": v for k, v in term.tensors().items()}
