@@ -16,8 +16,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-LONG = {"api.md", "CHANGELOG.md"}
-"""Pages that may have more than 1,500 words: the reference, and the history."""
+LONG = {"CHANGELOG.md"}
+"""Pages that may have more than 1,500 words."""
 
 
 def load_maker():

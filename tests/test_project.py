@@ -45,3 +45,8 @@ def test_every_tool_of_the_extras_is_pinned():
         for need in needs:
             name = re.match(r"[\w.-]+", need)[0].lower()
             assert re.sub(r"[-_.]+", "-", name) in pins, f"{name} of the extra {extra} is not in constraints.txt"
+
+
+def test_the_changelog_has_the_version_and_a_place_for_the_next():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert text.index("## [Unreleased]") < text.index(f"## [{usfan.__version__}] - 20")
