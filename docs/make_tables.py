@@ -222,11 +222,14 @@ def peers_table() -> str:
     """For the README: averages over the six tasks of Office-31, beside what the authors report with ResNet-50."""
     from usfan.adaptation.methods import METHODS
 
-    rows = load("office31-frozen.json")["rows"]
-    lines = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        own = over_seeds(by_seed([r for r in rows if r["method"] == method], lambda r: r["accuracy"]))
-        lines.append([method, own, METHODS[method].published.split("/")[0] or "–"])
+    rows = load("field-methods.json")["rows"]
+    means = {
+        method: by_seed([r for r in rows if r["method"] == method], lambda r: r["accuracy"])
+        for method in dict.fromkeys(r["method"] for r in rows)
+        if method in METHODS and not method.endswith("entropy")
+    }
+    order = sorted(means, key=lambda method: statistics.fmean(v for each in means[method].values() for v in each))
+    lines = [[m, over_seeds(means[m]), METHODS[m].published.split("/")[0] or "–"] for m in order]
     return markdown(["method", "here", "published"], lines)
 
 
