@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from small_runs import TINY, class_folder, train_tiny, usfan
+from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,21 @@ def test_a_run_is_not_resumed_with_other_settings(refused, folder, model):
 
 def test_classes_beyond_the_model(refused, model, tmp_path):
     more = class_folder(tmp_path / "more", classes=5)
-    for command in (("evaluate", model, more), ("adapt", model, more, "--out", tmp_path / "run")):
+    adapting = ("adapt", model, more, "--out", tmp_path / "run", "--setting", "closed")
+    for command in (("evaluate", model, more), adapting):
         line = refused(*command, *TINY)
         assert "--open-set" in line
         assert "class-3" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_a_name_that_the_model_does_not_know_is_said_if_nobody_expects_new_classes(model, tmp_path, capsys):
+    data = class_folder(tmp_path / "data")
+    (data / "class-1").rename(data / "klass-1")
+    adapt_tiny(model, data, tmp_path / "run")
+    assert "klass-1: not among the classes of the model" in capsys.readouterr().err
+    adapt_tiny(model, data, tmp_path / "open", "--open-set")
+    assert "klass-1" not in capsys.readouterr().err
 
 
 def test_a_class_in_another_case(refused, model, tmp_path):

@@ -53,6 +53,8 @@ def test_the_run_folder(run, places):
     assert {"accuracy", "posterior_ece"} <= metrics["before"].keys() & metrics["after"].keys()
     assert metrics["estimated_accuracy"]["after"].keys() == {"value", "low", "high"}
     assert metrics["guard"]["kept"] in ("adapted", "source")
+    assert metrics["settings"]["setting"] == metrics["classes"]["setting"] != "auto"
+    assert str(places[0]) in metrics["classes"]["reason"]
     assert read_yaml(run / "config.yaml")["source"] == [str(places[0]), str(places[1])]
     assert {"samples.safetensors", "log.jsonl", "config.json", "changes.csv"} <= {p.name for p in run.iterdir()}
     assert str(places[0]) not in (run / "config.json").read_text()  # a model folder is shared

@@ -22,7 +22,7 @@ from torch import nn
 
 from usfan.adaptation.adapt import adapt as run_adaptation
 from usfan.adaptation.given import Given
-from usfan.adaptation.settings import recorded_settings, resolve
+from usfan.adaptation.settings import begun_settings, resolve
 from usfan.adaptation.several import mix_adapted, with_passes
 from usfan.adaptation.witness import has_witness
 from usfan.adaptation.worth import describe
@@ -167,10 +167,8 @@ def adapt(
     data = as_data(data)
     table = None if labels is None else few_labels(labels, data, source.classes)
     given = {"method": method, **settings}
-    named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
-    witness = has_witness(source.architecture, source.summary)
-    config, row = resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
-    recorded = {"source": name, "data": data_name(data), "labels": None, **recorded_settings(config, row)}
+    config, _ = settled(source, given)
+    recorded = {**member_settings(source, name, data, given), "labels": None}
     if labels is not None:
         recorded["labels"] = str(labels) if isinstance(labels, (str, Path)) else "labels in memory"
     with opened_run(run, recorded, "adapt", resume) as (folder, own):
@@ -255,7 +253,7 @@ def adapt_member(
 
 def member_settings(source: SourceModel, name: Any, data: Any, given: dict[str, Any]) -> dict[str, Any]:
     """What config.yaml holds of a run with this source."""
-    return {"source": name, "data": data_name(data), **recorded_settings(*settled(source, given))}
+    return {"source": name, "data": data_name(data), **settled_values(source, given)}
 
 
 def member_path(folder: RunFolder | None, number: int) -> Path | None:
@@ -270,9 +268,22 @@ def member_path(folder: RunFolder | None, number: int) -> Path | None:
 
 def settled(source: SourceModel, given: dict[str, Any]) -> Any:
     """The settings of a run with this model, and its method."""
-    named = {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
+    return resolve(named(given), **facts_of(source))
+
+
+def settled_values(source: SourceModel, given: dict[str, Any]) -> dict[str, Any]:
+    """The same as a table for config.yaml."""
+    return begun_settings(named(given), **facts_of(source))
+
+
+def named(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that have a name in a file: a witness may be a table of features."""
+    return {k: v for k, v in given.items() if k != "witness" or isinstance(v, str)}
+
+
+def facts_of(source: SourceModel) -> dict[str, Any]:
     witness = has_witness(source.architecture, source.summary)
-    return resolve(named, pretrained=source.pretrained, classes=len(source.classes), witness=witness)
+    return {"pretrained": source.pretrained, "classes": len(source.classes), "witness": witness}
 
 
 def must_be_several(models: Sequence[SourceModel], engine: Any) -> None:

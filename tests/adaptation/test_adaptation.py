@@ -202,6 +202,7 @@ class Stopped(Exception):
         ("u-sfan+", {"open_set": True}, 5),
         ("u-sfan+", {"preset": "paper"}, 14),
         ("u-sfan", {"tune": "norm", "partial_set": True}, 6),
+        ("u-sfan++", {"setting": "universal"}, 9),
     ],
 )
 def test_a_resumed_run_is_the_same_run(source, tmp_path, method, given, last):
@@ -234,6 +235,12 @@ def test_one_image_is_too_few(source):
     with pytest.raises(DataError, match="one image is too few"):
         usfan.adapt(source, squares().subset([0]), **TINY)
     assert len(usfan.adapt(source, squares().subset([0]), "source-only").passes.after) == 1
+
+
+def test_too_few_images_to_estimate_which_classes_occur(source):
+    found = usfan.adapt(source, squares().subset([0, 1, 2]), **TINY).history
+    assert found["classes"]["setting"] == found["settings"]["setting"] == "closed"
+    assert "3 images are too few" in found["classes"]["reason"]
 
 
 def test_auto_says_what_it_found_and_a_flag_overrules_it(source):

@@ -7,7 +7,7 @@ from spying import squares
 
 import usfan
 from usfan.adaptation.methods import METHODS, Method
-from usfan.adaptation.settings import recorded_settings, resolve
+from usfan.adaptation.settings import begun_settings, recorded_settings, resolve
 from usfan.config import AdaptConfig
 from usfan.errors import ConfigError
 
@@ -149,6 +149,23 @@ def test_nothing_is_left_open_and_what_is_recorded_makes_the_same_run(method):
             assert {k for k, v in found.items() if v is None} <= {"augment", "prior", "damping", "dropout_rate"}
             again = resolve(found, pretrained=not pretrained, classes=100)
             assert recorded_settings(*again) == found
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "method", "name"), [(True, "u-sfan", "anneal"), (False, "u-sfan+", "pseudo_label_warmup")]
+)
+def test_what_depends_on_a_setting_to_be_estimated_is_recorded_as_open(pretrained, method, name):
+    """Else a resumed run that finds new classes would take the values of a closed set."""
+    facts = {"pretrained": pretrained, "classes": 3}
+    begun = begun_settings({"method": method, "epochs": 6}, **facts)
+    assert begun["setting"] == "auto"
+    assert begun[name] is None
+    for setting in ("closed", "open"):
+        first = resolve({"method": method, "epochs": 6, "setting": setting}, **facts)
+        again = resolve({**begun, "setting": setting}, **facts)
+        assert recorded_settings(*again) == recorded_settings(*first)
+    given = {"anneal": True, "pseudo_label_warmup": 2}[name]
+    assert begun_settings({"method": method, "epochs": 6, name: given}, **facts)[name] == given
 
 
 NAMES = ("digits-cnn", "lenet", "resnet50", "my-own-network")

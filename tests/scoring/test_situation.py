@@ -111,5 +111,26 @@ def test_k_means_lowers_the_distance_to_its_centres():
 
 
 def test_the_search_for_new_classes_needs_enough_images():
-    points, names, _ = made(range(8), new=8, per_class=3)
-    assert look(points, names).explained == 1.0
+    points, names, _ = made(range(8), per_class=7)
+    found = look(points, names)
+    assert found.followed > st.FOLLOWED
+    assert found.explained is None
+    assert "too few images to look for new ones" in found.reason
+    assert found.to_dict()["explained"] is None
+
+
+def test_structure_within_two_classes_is_nothing_new():
+    g = torch.Generator().manual_seed(0)
+    points = torch.randn(400, 4, generator=g)
+    names = torch.stack([3 * points[:, 0], -3 * points[:, 0]], dim=1).log_softmax(1)
+    found = look(points, names)
+    assert found.followed > st.FOLLOWED
+    assert found.setting == "closed"
+    assert "too few classes to look for new ones" in found.reason
+
+
+def test_without_clusters_there_is_nothing_new():
+    points = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    names = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+    score = torch.zeros(60)  # no image is put in a cluster without a name
+    assert st.named_share(points, names, score) == 1.0

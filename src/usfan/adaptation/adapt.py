@@ -57,7 +57,7 @@ from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.scoring.mixture import fit_witness_space
 from usfan.scoring.outputs import Outputs, check_finite
-from usfan.scoring.situation import Situation, assess
+from usfan.scoring.situation import assess
 from usfan.scoring.structure import evenly_spaced
 from usfan.scoring.validators import validate
 
@@ -201,7 +201,7 @@ class Adaptation:
     ) -> None:
         self.judge_network, self.images = judge, store if images is None else images
         self.tune_reason, self.given, self.decide = tune_reason, given, decide
-        self.situation: Situation | None = None
+        self.found: dict[str, object] | None = None
         self.witness = None if witness is None else witness.to(runtime.device)
         self.source, self.store, self.config, self.method = source, store, config, method
         self.runtime, self.folder, self.progress = runtime, run, progress
@@ -252,15 +252,20 @@ class Adaptation:
 
     def look(self, before: Outputs) -> None:
         """Decide the setting from what the source model and the witness see of the target."""
-        setting = "closed"
-        if self.method.adapts and self.decide is not None and len(self.store) > len(self.source.classes):
+        count, classes, setting = len(self.store), len(self.source.classes), "closed"
+        if not self.method.adapts or self.decide is None:
+            self.found = {"setting": setting, "reason": f"{self.method.name} trains nothing, so nobody looked"}
+        elif count <= classes:
+            reason = f"{count} images are too few to tell which of {classes} classes occur"
+            self.found = {"setting": setting, "reason": reason}
+        else:
             seen = before.features if self.witness is None else self.witness
             space = fit_witness_space(seen)
             names = self.uncertainty.predictive(before.features, 1.0).clamp_min(1e-12).log()
-            self.situation = assess(space.project(seen), space.centred(seen), names)
-            setting = self.situation.setting
-            log.info("setting %s: %s", setting, self.situation.reason)
+            self.found = assess(space.project(seen), space.centred(seen), names).to_dict()
+            setting = str(self.found["setting"])
             self.method = self.decide(setting)
+        log.info("setting %s: %s", setting, self.found["reason"])
         self.config = dataclasses.replace(self.config, setting=setting)
         self.stages = self.made_stages()
         self.settles, self.guide = self.guided()
@@ -475,7 +480,7 @@ class Adaptation:
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
-            "classes": None if self.situation is None else self.situation.to_dict(),
+            "classes": self.found,
             "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
             "estimated_accuracy": estimated_accuracy(self.guard.history[-1], adapted=kept.epoch > 0),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),

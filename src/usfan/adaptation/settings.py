@@ -9,7 +9,7 @@ from typing import Any
 from usfan.adaptation.facts import Facts
 from usfan.adaptation.ladder import Rung
 from usfan.adaptation.methods import METHODS, Method, find_method
-from usfan.config import AdaptConfig, make_config, read_preset, unknown_setting
+from usfan.config import SETTINGS, AdaptConfig, make_config, read_preset, unknown_setting
 from usfan.errors import ConfigError
 from usfan.posterior.kronecker import KroneckerPosterior
 
@@ -92,6 +92,20 @@ def refuse(name: str, method: Method, fields: set[str]) -> None:
 def recorded_settings(config: AdaptConfig, method: Method) -> dict[str, Any]:
     """All values of the run as a flat table: config.yaml holds them, and they repeat the run."""
     return {**dataclasses.asdict(config), **method.settings()}
+
+
+def begun_settings(
+    given: Mapping[str, Any], *, pretrained: bool, classes: int, witness: bool = False
+) -> dict[str, Any]:
+    """`recorded_settings` before the run begins. If the setting is decided by a look at the target, what depends on it
+    is open as well: None, so that a resumed run decides it again."""
+    facts: dict[str, Any] = {"pretrained": pretrained, "classes": classes, "witness": witness}
+    found = recorded_settings(*resolve(given, **facts))
+    if found["setting"] == "auto":
+        for setting in SETTINGS[1:]:
+            decided = recorded_settings(*resolve({**given, "setting": setting}, **facts))
+            found |= {name: None for name, value in decided.items() if name != "setting" and found[name] != value}
+    return found
 
 
 def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from usfan.adaptation.guard import DRAWS, Guard, estimated_accuracy
+from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
 from usfan.artifacts.model import AdaptedModel, MixtureModel, Passes, SourceModel
 from usfan.compute.passes import forward_store
@@ -90,6 +91,7 @@ def history_of(
         for epoch, o in enumerate((before, after))
     ]
     adapted = [model for model in members if model.history.get("kept_epoch", 1)]
+    classes = joint_setting(sources or numbers(members), members)
     reason = "; ".join(f"{one['source']}: {one['reason'] or 'adapted before'}" for one in told)
     return {
         "method": config.method,
@@ -97,16 +99,30 @@ def history_of(
         "kept_epoch": int(bool(adapted)),
         "sources": told,
         "mixing": config.mixing,
+        "classes": classes,
         "guard": {"on": config.guard, "kept": "adapted" if adapted else "source", "reason": reason},
         "estimated_accuracy": estimated_accuracy(look, adapted=bool(adapted)),
         "validators": records[1]["validators"],
-        "settings": dataclasses.asdict(config),
+        "settings": {**dataclasses.asdict(config), **({"setting": classes["setting"]} if classes else {})},
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),
         "records": records,
     }
 
 
 GUARD = ("kept", "reason")
+
+
+def joint_setting(names: Sequence[str], members: Sequence[AdaptedModel]) -> dict[str, str] | None:
+    """What the members found out about the target's classes, if they looked: the mixture expects whatever one of them
+    does."""
+    found = [model.history.get("classes") or model.summary.get("classes") for model in members]
+    if not all(isinstance(one, dict) for one in found):
+        return None
+    settings = [str(one["setting"]) for one in found if one]
+    uneven, rejects = (any(one in kind for one in settings) for kind in (UNEVEN, REJECTING))
+    joint = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(rejects)]
+    told = (f"{name}: {one['setting']}, {one['reason']}" for name, one in zip(names, found, strict=True) if one)
+    return {"setting": joint, "reason": "; ".join(told)}
 
 
 def numbers(members: Sequence[AdaptedModel]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from usfan.cli.edges import (
     describe_worth,
+    for_run,
     load_module,
     must_be_a_file,
     open_data,
@@ -114,7 +115,7 @@ def posterior(settings: dict[str, Any]) -> None:
 
 def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
-    from usfan.adaptation.settings import recorded_settings, resolve
+    from usfan.adaptation.settings import begun_settings, resolve
     from usfan.adaptation.witness import has_witness
     from usfan.api import save_adaptation
     from usfan.artifacts.folder import load_config
@@ -131,17 +132,17 @@ def adapt(settings: dict[str, Any]) -> None:
     data, seen = open_data(settings)
     stored = load_config(source_path)
     given = {k: v for k, v in settings.items() if k not in own_names()}
-    config, method = resolve(
-        given,
-        pretrained=came_pretrained(stored.architecture),
-        classes=len(stored.classes),
-        witness=has_witness(stored.architecture, stored.summary),
-    )
-    data = data.for_model(stored.classes, open_set=config.may_be_new)
+    facts: dict[str, Any] = {
+        "pretrained": came_pretrained(stored.architecture),
+        "classes": len(stored.classes),
+        "witness": has_witness(stored.architecture, stored.summary),
+    }
+    config, _ = resolve(given, **facts)
+    data = for_run(data, stored.classes, config)
     labels = settings.get("labels")
     table = None if labels is None else few_labels(labels, data, stored.classes, root=settings.get("root"))
     runtime, computing = open_runtime(settings, several=True)
-    values = recorded_settings(config, method)
+    values = begun_settings(given, **facts)
     recorded = {"source": source_path, **seen, "labels": labels, **values, **computing, "private": private}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:
@@ -173,9 +174,8 @@ def say_figures(metrics: dict[str, Any], out: str) -> None:
 
 def adapt_several(settings: dict[str, Any]) -> None:
     """Each source is adapted in a run folder of its own inside --out; --out itself holds the mixture."""
-    from usfan.adaptation.settings import recorded_settings
     from usfan.api import adapt_several as run_several
-    from usfan.api import settled
+    from usfan.api import settled, settled_values
     from usfan.artifacts.model import as_model, check_members
     from usfan.evaluation.samples import adaptation_metrics
     from usfan.runs.folder import open_run
@@ -186,10 +186,10 @@ def adapt_several(settings: dict[str, Any]) -> None:
     given = {k: v for k, v in settings.items() if k not in own_names()}
     sources = [as_model(path, module) for path in paths]
     check_members([(model.classes, model.spec) for model in sources])
-    config, method = settled(sources[0], given)
-    data = data.for_model(sources[0].classes, open_set=config.may_be_new)
+    config, _ = settled(sources[0], given)
+    data = for_run(data, sources[0].classes, config)
     runtime, computing = open_runtime(settings)
-    labels, values = settings.get("labels"), recorded_settings(config, method)
+    labels, values = settings.get("labels"), settled_values(sources[0], given)
     recorded = {"source": paths, **seen, "labels": labels, **values, **computing, "private": private}
     with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
         if run.finished() is not None:

@@ -14,7 +14,8 @@ name. Images of new classes form clusters that names do not explain. Both are co
     explained = (L_named − L_one) / (L_more − L_one)            L: mean log-likelihood of images not used in the fit
 
 L_one has a single Gaussian. If the named clusters explain under seven eighths of the structure, there is something
-else. As many dimensions are looked at as ¾ of the classes, 4 to 16: further ones show structure within classes.
+else. As many dimensions are looked at as ¾ of the classes, 4 to 16: further ones show structure within classes. With
+fewer than five classes even these do, and nobody looks.
 
 *Cannot tell.* If the names follow less than half of the structure (κ < ½, `scoring.structure`), neither question has an
 answer, and the target is taken to show the classes of the source.
@@ -46,6 +47,8 @@ SHARPNESS = 3.0
 """Exponent of the names in label shift; fitted values of λ are near it."""
 ENOUGH = 8
 """Images per class from which clusters without a name are looked for."""
+FEWEST = 5
+"""Classes from which they are looked for: 7 of 8 closed sets of 2 to 4 classes of Office-31 seemed to have new ones."""
 FOLDS, ROUNDS, SMOOTHED = 5, 12, 10
 """Parts of the images held out in turn; rounds of EM; neighbours that a score is averaged over."""
 
@@ -62,8 +65,8 @@ class Situation:
     """K expected numbers of images."""
     effective: float
     """exp(H(shares)) / K."""
-    explained: float
-    """Share of the structure that named clusters explain; 1 if it was not looked at."""
+    explained: float | None
+    """Share of the structure that named clusters explain; None if nobody looked."""
     followed: float
     """κ of the names."""
 
@@ -79,6 +82,9 @@ class Situation:
         classes = len(self.shares)
         found = int(self.occurs.sum())
         even = "in about equal shares" if self.effective >= EVEN else "in unequal shares"
+        if self.explained is None:
+            few = "classes" if classes < FEWEST else "images"
+            return f"about {found} of {classes} known classes occur, {even}; too few {few} to look for new ones"
         new = "so there are new ones too" if self.explained < EXPLAINED else "so there is nothing new"
         return (
             f"about {found} of {classes} known classes occur, {even}; known classes explain"
@@ -91,7 +97,7 @@ class Situation:
             "setting": self.setting,
             "reason": self.reason,
             "effective_classes": round(self.effective * len(self.shares), 2),
-            "explained": round(self.explained, 4),
+            "explained": None if self.explained is None else round(self.explained, 4),
             "followed": round(self.followed, 4),
             "shares": [round(value, 5) for value in self.shares.tolist()],
         }
@@ -108,12 +114,12 @@ def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
     fit = fit_mixture(points, names, begin=label_shift(names), prior=UNEVEN_PRIOR, rounds=ROUNDS)
     shares = fit.shares
     effective = effective_share(shares)
-    explained = 1.0
-    if followed >= FOLLOWED and len(points) >= ENOUGH * classes:
+    explained = None
+    if followed >= FOLLOWED and classes >= FEWEST and len(points) >= ENOUGH * classes:
         few = points[:, : min(max(3 * classes // 4, 4), 16)]
         explained = named_share(few, names, unknown_score(names, near))
     known = followed >= FOLLOWED
-    uneven, new = known and effective < EVEN, known and explained < EXPLAINED
+    uneven, new = known and effective < EVEN, explained is not None and explained < EXPLAINED
     setting = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(new)]
     return Situation(setting, shares, shares * len(log_names), effective, explained, followed)
 
@@ -194,7 +200,9 @@ def named_share(points: Tensor, log_names: Tensor, score: Tensor) -> float:
             sums[place] += likelihood(fit.mixture, points[held], log_names[held])
         sums[0] += one_gaussian(seen, points[held])
     one, named, more = (float(value) for value in sums)
-    return (named - one) / max(more - one, 1e-9)
+    if more <= max(one, named):  # clusters without a name explain nothing
+        return 1.0
+    return max((named - one) / (more - one), 0.0)
 
 
 def likelihood(mixture: Mixture, points: Tensor, log_names: Tensor) -> float:
