@@ -6,7 +6,8 @@ witness's features, by the mixture of `scoring.mixture`.
 *Shares.* If some classes are missing, a model that expects all of them spreads the images over all of them. So EM
 begins with label shift (Saerens et al. 2002) on sharpened names: π_k ← mean_i of p_ik³ π_k / Σ_j p_ij³ π_j. The
 effective number of classes exp(H(π)) then says whether the classes occur in about equal shares: if it is under 85 % of
-K, they do not.
+K, they do not. A model that prefers one class looks the same, so EM must find the shares unequal from the plain names
+too: there the clusters correct a preference, if all classes have clusters.
 
 *New classes.* The mixture is fitted with one cluster per class, and once more with K further clusters that have no
 name. Images of new classes form clusters that names do not explain. Both are compared on held-out images:
@@ -64,7 +65,7 @@ class Situation:
     counts: Tensor
     """K expected numbers of images."""
     effective: float
-    """exp(H(shares)) / K."""
+    """exp(H) / K of the shares, begun with label shift or with the plain names: the larger."""
     explained: float | None
     """Share of the structure that named clusters explain; None if nobody looked."""
     followed: float
@@ -113,7 +114,8 @@ def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
     followed = float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes))
     fit = fit_mixture(points, names, begin=label_shift(names), prior=UNEVEN_PRIOR, rounds=ROUNDS)
     shares = fit.shares
-    effective = effective_share(shares)
+    plain = fit_mixture(points, names, rounds=ROUNDS).shares
+    effective = max(effective_share(shares), effective_share(plain))
     explained = None
     if followed >= FOLLOWED and classes >= FEWEST and len(points) >= ENOUGH * classes:
         few = points[:, : min(max(3 * classes // 4, 4), 16)]
