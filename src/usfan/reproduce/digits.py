@@ -83,7 +83,8 @@ def run_demo(
         source.save(out / source_name)
         target, pair = data[target_name], f"{source_name}-{target_name}"
         store = engine_store(target.without_labels(), source.spec, runtime)
-        settings: dict[str, Any] = {"epochs": 1 if quick else TARGET_EPOCHS[target_name], "seed": seed}
+        epochs = 1 if quick else TARGET_EPOCHS[target_name]
+        settings: dict[str, Any] = {"epochs": epochs, "seed": seed, "setting": "closed"}  # both have the ten digits
         models = {method: adapt_digits(source, store, target_name, method, runtime, settings) for method in methods}
         metrics[pair] = {method: figures(model, target) for method, model in models.items()}
         write_json(out / "metrics.json", metrics)
@@ -154,7 +155,7 @@ def figures(model: AdaptedModel, data: ImageData) -> dict[str, float]:
 def save_run(folder: Path, model: AdaptedModel, data: ImageData, settings: dict[str, Any]) -> None:
     """The U-SFAN run as a run folder, which `usfan report` reads. A demo may be run again: it is written over."""
     model.save(folder)
-    own = {k: settings[k] for k in ("method", "epochs", "seed")}
+    own = {k: settings[k] for k in ("method", "epochs", "seed", "setting")}
     config = {"command": "adapt", **settings, **dataclasses.asdict(make_config(AdaptConfig, own))}
     write_yaml(folder / "config.yaml", config)
     events = [{"event": "epoch", **record} for record in model.history["records"]]
