@@ -39,8 +39,9 @@ from usfan.scoring.outputs import Outputs
 
 TOLERANCE = 1e-4
 """Tolerance of a graph that takes tensors, against torch."""
-PROBABILITY_TOLERANCE = 1e-3
-"""Tolerance of a graph that takes photographs, against `predict`."""
+PROBABILITY_TOLERANCE = 5e-3
+"""Of a graph that takes photographs, against `predict` on made-up pictures: pixels are rounded after resizing, and a
+small network can be steep. A wrong graph differs by far more."""
 TENSOR_OUTPUTS = ("features", "logits", "certainty")
 OUTPUTS = ("label", "probs", "posterior_probs", "certainty", "unknown")
 MEANINGS = {
@@ -368,9 +369,7 @@ def check_photographs(model: SourceModel, session: Any) -> float:
     """Compare with `predict` on made-up photographs of several sizes."""
     worst, rng = 0.0, np.random.default_rng(2)
     for height, width in PROBES:
-        small = rng.integers(
-            0, 256, (2, 9, 9, 3), dtype=np.uint8
-        )  # smooth, as photographs are
+        small = rng.integers(0, 256, (2, 9, 9, 3), dtype=np.uint8)  # smooth, as photographs are
         photographs = np.stack([np.asarray(Image.fromarray(s).resize((width, height))) for s in small])
         label, probs, _, certainty, unknown = session.run(None, {"images": photographs})
         expected = model.predict(photographs)
