@@ -97,7 +97,7 @@ class WrappedClassifier(Classifier):
         nn.Module.__init__(self)
         head = find_linear(module, head_name)
         self.head_name = head_name
-        replace_module(module, head_name, nn.Identity())
+        module.set_submodule(head_name, nn.Identity())
         self.backbone = module
         self.bottleneck = nn.Identity()
         self.head = head
@@ -113,11 +113,6 @@ def find_linear(module: nn.Module, name: str) -> nn.Linear:
         what = "is not in the module" if head is None else f"is a {type(head).__name__}, not a Linear"
         raise ConfigError(f"head {name!r} {what}; its last Linear layers are: {', '.join(linears) or 'none'}")
     return head
-
-
-def replace_module(module: nn.Module, name: str, new: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(parent), leaf, new)
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -168,7 +163,7 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
         same = ends_in_head(wrapped, example, before)
     wrapped.train(was_training)
     if not same:
-        replace_module(module, name, wrapped.head)
+        module.set_submodule(name, wrapped.head)
         raise ConfigError(
             f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
         )

@@ -18,7 +18,7 @@ MOST = 24
 """Runs that one page shows."""
 MOST_NAMES = 10_000
 """Names in a folder that are looked at."""
-PICTURES = {"table": "Methods and tasks as bars"}
+PICTURES = {"table": "Methods and tasks as bars", "toy": "Toy: regions by point estimate and posterior"}
 """Titles of pictures whose file names say little."""
 
 
@@ -26,7 +26,7 @@ def is_run(path: Path) -> bool:
     """Whether a folder is itself a run, or a model, and not one that holds others."""
     if (path / "study.json").is_file() or (path / "results.json").is_file():
         return False
-    if any((path / name).is_file() for name in ("samples.safetensors", "config.json", "toy.png")):
+    if any((path / name).is_file() for name in ("samples.safetensors", "config.json")):
         return True
     return any((path / name).is_file() for name in MARKS) and not runs_below(path)
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from usfan.report.blocks import Block, Cell, Figure, Note, Section, Table, is_number, percent
-from usfan.report.curves import lines, series
 from usfan.report.overview import certain_share, kept_epoch, main_figure, setting
 from usfan.report.read_run import Run
 from usfan.report.svg import Axes, f1
@@ -22,15 +21,15 @@ COLUMNS = {
     "nll": "NLL",
     "posterior_nll": "posterior NLL",
 }
-MOST_LINES = 12
-"""Colours that can be told apart."""
+MOST_COMPARED = 12
+"""Runs whose predictions are compared pair by pair."""
 
 
 def comparison(runs: list[Run]) -> Section:
     blocks: list[Block] = [figures_table(runs)]
-    for figure in (shift_figure(runs), validator_figure(runs)):
-        if figure is not None:
-            blocks.append(figure)
+    figure = shift_figure(runs)
+    if figure is not None:
+        blocks.append(figure)
     blocks += [settings_table(runs), *agreement(runs)]
     return Section("compare", "Side by side", f"{len(runs)} runs: what they reached, and how they differ.", blocks, 2)
 
@@ -97,17 +96,6 @@ def shift_figure(runs: list[Run]) -> Figure | None:
                   f"Before and after adaptation: {told}.", (("c-before", "before"), ("c-after", "after")))  # fmt: skip
 
 
-def validator_figure(runs: list[Run], key: str = "information_maximization") -> Figure | None:
-    curves = {}
-    for run in runs[:MOST_LINES]:
-        judged = [{**e["validators"], "epoch": e["epoch"]} for e in run.epochs if isinstance(e.get("validators"), dict)]
-        if len(values := series(judged, key)) > 1:
-            curves[run.name] = values
-    if len(curves) < 2:
-        return None
-    return lines("compare-validator", "Information maximisation", "nats", curves, None, " Higher is better.")
-
-
 def settings_table(runs: list[Run]) -> Table | Note:
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     rows = []
@@ -131,7 +119,7 @@ def agreement(runs: list[Run]) -> list[Block]:
         return []
     _, first = usable[0]
     same = [(name, s) for name, s in usable if s.classes == first.classes and s.paths == first.paths]
-    if not 2 <= len(same) <= MOST_LINES or first.paths is None:
+    if not 2 <= len(same) <= MOST_COMPARED or first.paths is None:
         return []
     predicted = [samples.predicted["after"] for _, samples in same]
     shares = np.array([[float((a == b).double().mean()) for b in predicted] for a in predicted])

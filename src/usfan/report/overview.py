@@ -18,7 +18,6 @@ KINDS = {
     "train": "training of a source model",
     "posterior": "posterior of a trained model",
     "evaluate": "evaluation",
-    "toy": "toy study",
 }
 
 
@@ -75,25 +74,12 @@ def headline(run: Run) -> str:
         certain = certain_share(run)
         parts = [ending, f"{percent(100 * certain, 0)} of predictions certain" if certain is not None else ""]
         return sentence("; ".join(p for p in parts if p) or "adaptation, not finished")
-    if run.kind == "toy":
-        return toy_headline(run)
     accuracy = run.metrics.get("accuracy", run.metrics.get("validation_accuracy"))
     if run.kind in ("evaluate", "train") and is_number(accuracy):
         return sentence(f"accuracy {percent(accuracy)}{f': {ending}' if ending else ''}")
     if run.kind == "posterior" and is_number(run.metrics.get("prior_precision")):
         return f"Prior precision {number(run.metrics['prior_precision'])}"
     return sentence(KINDS.get(run.kind, "run") + (f": {ending}" if ending else ""))
-
-
-def toy_headline(run: Run) -> str:
-    """What U-SFAN reaches under each shift."""
-    told = []
-    for shift in ("mild", "strong"):
-        rows = run.figures(shift)
-        figures = [row.get("accuracy") for name in ("source-only", "u-sfan") if isinstance(row := rows.get(name), dict)]
-        if len(figures) == 2 and all(is_number(f) for f in figures):
-            told.append(f"{shift} shift {percent(figures[0])} → {percent(figures[1])}")
-    return f"U-SFAN: {', '.join(told)}" if told else sentence(KINDS["toy"])
 
 
 def sentence(text: str) -> str:

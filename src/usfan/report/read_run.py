@@ -24,7 +24,6 @@ EXPECTED = {
     "train": ("config.yaml", "metrics.json", "log.jsonl"),
     "posterior": ("config.yaml", "metrics.json"),
     "evaluate": ("config.yaml", "metrics.json"),
-    "toy": ("metrics.json", "toy.png"),
 }
 WITHOUT = {
     "config.yaml": "the settings of the run are not known",
@@ -32,7 +31,6 @@ WITHOUT = {
     "log.jsonl": "there is no record of each epoch",
     "samples.safetensors": "what needs each image's prediction is left out",
     "samples.json": "class names and file names are not known",
-    "toy.png": "the panels are left out",
 }
 
 
@@ -137,8 +135,6 @@ def is_epoch(value: Any) -> bool:
 def kind_of(folder: Folder, run: Run) -> str:
     """The command that made it, or the one whose files it looks like."""
     command = str(run.settings.get("command", ""))
-    if folder.holds("toy.png") or {"mild", "strong"} <= run.metrics.keys():
-        return "toy"
     if command in EXPECTED:
         return command
     if "kept_epoch" in run.metrics or folder.holds("samples.safetensors"):

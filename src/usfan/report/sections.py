@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from usfan.errors import UsfanError
 from usfan.report.blocks import Block, Note, Section
 from usfan.report.curves import training_figures, validator_figures
 from usfan.report.feature_map import map_blocks
-from usfan.report.gallery import galleries, run_picture
+from usfan.report.gallery import galleries
 from usfan.report.overview import Tile, facts, guard_reason, headline, kept_epoch, settings_table, status, tiles
 from usfan.report.plots import entropy_figures, reliability_figures, weight_figure
 from usfan.report.read_run import Run
@@ -18,7 +17,7 @@ from usfan.report.read_samples import Samples
 from usfan.report.tables import calibration_table, class_table, confusion_tables, metrics_tables
 from usfan.report.terms import terms_table
 
-PAIRED = ("calibration", "map", "classes", "images", "toy")
+PAIRED = ("calibration", "map", "classes", "images")
 """Sections that show things in pairs."""
 
 VALIDATORS = "What one pass over the target says of each iterate, without labels; epoch 0 is the source model."
@@ -66,9 +65,7 @@ def run_sections(id: str, run: Run, detail: Detail) -> list[Section]:
                 blocks.append(Note(f"{title}: a part is left out, because {error}."))
         found.append(Section(f"{id}-part-{key}", title, intro, blocks, 2 if key in PAIRED else 3))
 
-    if run.kind == "toy":
-        section("toy", "Panels", "", lambda: toy_blocks(id, run))
-    if run.kind not in ("adapt", "toy"):
+    if run.kind != "adapt":
         section("figures", "Figures", "", lambda: list(metrics_tables(id, run.metrics)))
     if run.kind == "adapt" and samples is not None and samples.labels is None:
         text = "The images have no labels, so accuracy, calibration and confusions are left out."
@@ -106,17 +103,3 @@ def sample_sections(section: Callable[..., None], id: str, run: Run, samples: Sa
 
 def present(block: Block | None) -> list[Block]:
     return [] if block is None else [block]
-
-
-def toy_blocks(id: str, run: Run) -> list[Block]:
-    """The toy's own panels, and its figures for the mild and the strong shift."""
-    blocks: list[Block] = []
-    if os.path.lexists(run.path / "toy.png"):
-        levels = {k: v for k, v in run.metrics.items() if isinstance(v, dict)}
-        alt = "Panels of the toy" + (f" under the {' and the '.join(levels)} shift" if levels else "")
-        caption = (
-            "Regions have the colour of the predicted class, the stronger the more certain. Upper row: the point "
-            "estimate; lower row: the posterior predictive. The accuracies stand in the tables below."
-        )
-        blocks.append(run_picture(f"{id}-toy", run.path / "toy.png", "Toy panels", caption, f"{alt}. {caption}"))
-    return [*blocks, *metrics_tables(id, run.metrics)]

@@ -29,7 +29,6 @@ SMALLEST = torch.finfo(
 class ReliabilityBins(NamedTuple):
     """One row per bin; `confidence` and `accuracy` are in [0, 1], and 0 if `counts` is 0."""
 
-    edges: Tensor
     confidence: Tensor
     accuracy: Tensor
     counts: Tensor
@@ -65,7 +64,7 @@ def reliability_bins(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliabi
         torch.bincount(index, weights=v, minlength=bins) / count.clamp_min(1)
         for v in (confidence, (predicted == labels).double())
     ]
-    return ReliabilityBins(torch.linspace(0, 1, bins + 1, dtype=torch.float64), mean[0], mean[1], count)
+    return ReliabilityBins(mean[0], mean[1], count)
 
 
 def aurc(correct: Tensor, score: Tensor) -> float:
