@@ -214,7 +214,7 @@ def test_the_time_left_counts_source_models_and_methods_apart(monkeypatch):
     cells = [(seed, s, t, m) for seed in (0, 1) for s, t in ("ab", "ba") for m in ("shot", "lsc")]
     pairs = (("a", "b"), ("b", "a"))
     made = types.SimpleNamespace(seeds=(0, 1), pairs=pairs, methods=("shot", "lsc"), cells=lambda: cells, on_cell=None)
-    made.setting, made.benchmark = "closed", types.SimpleNamespace(metric="accuracy")
+    made.metric, made.benchmark = "accuracy", types.SimpleNamespace()
     clock = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     table, said = live.LiveTable(made), []

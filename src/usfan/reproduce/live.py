@@ -33,7 +33,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
 
     def __enter__(self) -> LiveTable:
         if self.live is not None:
-            self.live.start()
+            self.live.start(refresh=True)
         return self
 
     def __exit__(self, *_: Any) -> None:
