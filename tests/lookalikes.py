@@ -13,11 +13,18 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from usfan.data.benchmarks.catalogue import benchmark
+from usfan.data.decoding.decode import convert, squared, to_tensor
 
 SIDE = 16
+
+
+def to_square(image: Image.Image, size: int, channels: int = 3) -> torch.Tensor:
+    """uint8 C×size×size of any Pillow image, as the package decodes it."""
+    return to_tensor(squared(convert(image, "image", channels), size))
 
 
 def picture(label: int, domain: int, number: int, side: int = SIDE, grey: bool = False) -> np.ndarray:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from lookalikes import to_square
 from usfan.data import cache
 from usfan.data.cache import PixelStore
-from usfan.data.decoding.decode import to_square
 from usfan.data.sources import ImageData
 
 

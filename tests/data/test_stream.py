@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from lookalikes import to_square
 from usfan.data.decoding import pool as decoder_pool
-from usfan.data.decoding.decode import UnreadableImage, decode_file, to_square
+from usfan.data.decoding.decode import UnreadableImage, decode_file
 from usfan.data.sources import ImageData
 from usfan.data.stream import Skipped, report_skipped, stream, worker_count
 from usfan.errors import DataError

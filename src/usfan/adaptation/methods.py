@@ -31,7 +31,7 @@ from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Term
 from usfan.adaptation.terms.upa import CleanLabels
 from usfan.adaptation.terms.witness import WitnessAttraction, WitnessLabels
-from usfan.config import convert
+from usfan.config import convert, unknown_setting
 from usfan.errors import ConfigError
 from usfan.field_docs import field_docs
 
@@ -100,9 +100,7 @@ class Method:
         known = self.settings()
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=3)
-                hint = f"did you mean {', '.join(near)}?" if near else f"its settings are {', '.join(known) or 'none'}"
-                raise ConfigError(f"{self.name} has no setting {name!r}: {hint}")
+                raise unknown_setting(name, known, f"the settings of {self.name} are {', '.join(known) or 'none'}")
         return self.with_parts(lambda part: changed(part, given))
 
     def decide(self, facts: Facts) -> Method:

@@ -59,11 +59,8 @@ def from_names(names: Sequence[str], classes: Sequence[str] | None, what: str) -
     for name in table:
         if any(0xD800 <= ord(c) <= 0xDFFF for c in name):  # bytes of a file name that are not UTF-8
             raise DataError(f"{what} has a class whose name is not UTF-8 ({one_line(name)}): rename its folder")
-    place = {canonical(name): i for i, name in enumerate(table)}
-    if classes is None:
-        place = {name: i for i, name in enumerate(table)}  # two spellings of one name in one set stay two classes
-    else:
-        names = [canonical(name) for name in names]
+    spelt = str if classes is None else canonical  # two spellings of one name in one set stay two classes
+    place, names = {spelt(name): i for i, name in enumerate(table)}, [spelt(name) for name in names]
     unknown = sorted(set(names) - set(place), key=name_key)
     if unknown:
         raise DataError(f"{what} has {_count(unknown)} not among the classes given ({some(unknown)})")

@@ -25,7 +25,6 @@ class Figure:
     alt: str
     legend: tuple[tuple[str, str], ...] = ()
     """(CSS class of the swatch, label)."""
-    wide: bool = False
 
 
 @dataclass(frozen=True)

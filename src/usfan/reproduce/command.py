@@ -15,12 +15,12 @@ def reproduce(name: str, settings: dict[str, Any], runtime: Runtime, computing: 
     """The command. Toy and the demo's digits have their own programs."""
     out = Path(settings.pop("out", f"runs/{name}"))
     if name == "toy":
-        from usfan.reproduce.toy.experiment import reproduce_toy
+        from usfan.reproduce.toy.experiment import SEEDS, run_toy
 
-        seeds, methods = take_seeds(settings, None), take_methods(settings)
+        seeds, methods = take_seeds(settings, SEEDS), take_methods(settings)
         nothing_else("toy", settings)
         with folder_lock(out):
-            reproduce_toy(out, seeds=seeds, methods=methods)
+            run_toy(seeds, out=out, methods=methods)
     elif name == "digits" and "data" not in settings:
         from usfan.reproduce.digits import run_demo, run_seeds
 

@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from usfan.adaptation.adapt import adapt
-from usfan.artifacts.model import AdaptedModel, SourceModel
+from usfan.artifacts.model import AdaptedModel
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import Runtime
 from usfan.config import AdaptConfig, make_config
-from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 from usfan.evaluation.evaluate import score_outputs
@@ -79,13 +78,19 @@ def run_demo(
         }
     metrics: dict[str, Any] = {}
     for source_name, target_name in PAIRS:
-        source = train_digits(data[source_name], runtime, seed, 1 if quick else SOURCE_EPOCHS[source_name])
+        recipe: dict[str, Any] = {"backbone": "digits-cnn", "patience": 0, "seed": seed}
+        recipe["epochs"] = 1 if quick else SOURCE_EPOCHS[source_name]
+        with bar(f"training on {source_name}") as told:
+            source = train_source(data[source_name], runtime=runtime, progress=step_progress(told), **recipe)
         source.save(out / source_name)
         target, pair = data[target_name], f"{source_name}-{target_name}"
         store = engine_store(target.without_labels(), source.spec, runtime)
         epochs = 1 if quick else TARGET_EPOCHS[target_name]
         settings: dict[str, Any] = {"epochs": epochs, "seed": seed, "setting": "closed"}  # both have the ten digits
-        models = {method: adapt_digits(source, store, target_name, method, runtime, settings) for method in methods}
+        models = {}
+        for method in methods:
+            with bar(f"{method} to {target_name}") as told:
+                models[method] = adapt(source, store, method, runtime=runtime, progress=step_progress(told), **settings)
         metrics[pair] = {method: figures(model, target) for method, model in models.items()}
         write_json(out / "metrics.json", metrics)
         shown = "u-sfan" if "u-sfan" in methods else methods[-1]
@@ -122,26 +127,6 @@ def run_seeds(out: Path, *, runtime: Runtime, seeds: Sequence[int], methods: Seq
         table.add_row(method, *cells)
     write_json(out / "metrics.json", metrics)
     Console().print(table)
-
-
-def train_digits(data: ImageData, runtime: Runtime, seed: int, epochs: int) -> SourceModel:
-    with bar(f"training on {data.name}") as shown:
-        return train_source(
-            data,
-            backbone="digits-cnn",
-            epochs=epochs,
-            patience=0,
-            seed=seed,
-            runtime=runtime,
-            progress=step_progress(shown),
-        )
-
-
-def adapt_digits(
-    source: SourceModel, store: PixelStore, name: str, method: str, runtime: Runtime, settings: dict[str, Any]
-) -> AdaptedModel:
-    with bar(f"{method} to {name}") as shown:
-        return adapt(source, store, method, runtime=runtime, progress=step_progress(shown), **settings)
 
 
 def figures(model: AdaptedModel, data: ImageData) -> dict[str, float]:

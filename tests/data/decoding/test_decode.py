@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+from lookalikes import to_square
 from usfan.data.decoding import decode
-from usfan.data.decoding.decode import UnreadableImage, decode_bytes, decode_file, planes, to_square, to_tensor
+from usfan.data.decoding.decode import UnreadableImage, decode_bytes, decode_file, planes, to_tensor
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:

@@ -237,11 +237,6 @@ def to_tensor(image: Image.Image) -> Tensor:
     return pixels.view(-1, image.height, image.width)
 
 
-def to_square(image: Image.Image, size: int, channels: int = 3, path: str = "image") -> Tensor:
-    """uint8 C×size×size of any Pillow image."""
-    return to_tensor(squared(convert(image, path, channels), size))
-
-
 def orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))

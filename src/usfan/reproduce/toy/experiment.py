@@ -38,7 +38,7 @@ from rich.table import Table
 from usfan.adaptation.methods import METHODS, find_method
 from usfan.errors import ConfigError
 from usfan.files import write_json, write_text, write_yaml
-from usfan.progress import bar
+from usfan.progress import bar, say
 from usfan.reproduce.toy import model as toy
 from usfan.reproduce.toy.adapt import FLIPPED, VARIANTS, StackedPosterior, adapt_stack
 from usfan.reproduce.toy.model import SHIFTS, Domains, StackedMLP, make_domains, train_stack
@@ -165,9 +165,11 @@ def run_toy(
     learning_rate: float = toy.LEARNING_RATE,
     progress: Advance | None = None,
 ) -> dict[str, Any]:
-    """The study, written to `out`; gives what metrics.json holds. `progress` receives the steps of each seed."""
+    """The command: the study, written to `out`, and its table on the terminal. Gives what metrics.json holds;
+    `progress` receives the steps of each seed."""
     from usfan.reproduce.toy.figure import SHOWN, toy_figure
 
+    started = time.perf_counter()
     seeds, methods = tuple(seeds), [find_method(name).name for name in methods]
     variants = {name: variant for name, variant in VARIANTS.items() if variant.method in methods}
     settings: dict[str, Any] = {
@@ -186,19 +188,9 @@ def run_toy(
     if variants.keys() >= SHOWN:
         toy_figure(study, out / "toy.png")
     write_json(out / "metrics.json", study.metrics)
+    Console().print(table(study.metrics))
+    say(f"{out}: figures, log and picture ({time.perf_counter() - started:.0f} s)")
     return study.metrics
-
-
-def reproduce_toy(
-    out: Path, seeds: Iterable[int] | None = None, methods: Iterable[str] | None = None
-) -> dict[str, Any]:
-    """The command: the study, and its table on the terminal."""
-    started = time.perf_counter()
-    metrics = run_toy(SEEDS if seeds is None else seeds, out=out, methods=METHODS if methods is None else methods)
-    Console().print(table(metrics))
-    seconds = time.perf_counter() - started
-    Console(stderr=True).print(f"{out}: figures, log and picture ({seconds:.0f} s)", markup=False)
-    return metrics
 
 
 def table(metrics: dict[str, Any]) -> Table:
