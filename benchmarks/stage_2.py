@@ -19,7 +19,7 @@ from usfan.scoring.outputs import Outputs
 
 @contextlib.contextmanager
 def opened(source: SourceModel, store: PixelStore, runtime: Runtime, **settings: Any) -> Iterator[Adaptation]:
-    given = {"guard": False, **settings}
+    given = {"guard": False, "tune": "all", **settings}
     config, method = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
     run = Adaptation(source, store, config, method, runtime)
     classifier = stage.prepare(copy.deepcopy(source.classifier), source.spec, runtime, steps=True)

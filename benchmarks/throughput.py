@@ -59,7 +59,7 @@ def suite() -> Iterator[Row]:
 
 def of_backbone(backbone: str, data: ImageData, store: PixelStore, graph: Runtime) -> Iterator[Row]:
     weights = SETTINGS["weights"] if "lite" in backbone else "none"
-    source = train_source(store, backbone=backbone, pretrained=weights, epochs=1, runtime=graph)
+    source = train_source(store, backbone=backbone, pretrained=weights, tune="all", epochs=1, runtime=graph)
     plain, _, _ = plain_recipe(source, data)
     yield Row(backbone, "plain recipe: PIL, DataLoader, TF32, eager", plain, "images/s", ratio=1.0)
     compiled, eager = (dataclasses.replace(graph, compile=c) for c in ("on", "off"))
