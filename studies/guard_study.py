@@ -116,7 +116,7 @@ def main() -> None:
         look = look_at(row, arrays, given.features, cache)
         if look is not None:
             decision = choose_epoch([start, look])
-            rows.append({**row, "kept": decision.kept, "estimate": estimated_accuracy(look)})
+            rows.append({**row, "kept": decision.kept, "estimate": estimated_accuracy([start, look], kept=1)})
     kinds = defaultdict(list)
     for row in rows:
         kinds[row["kind"]].append(row)

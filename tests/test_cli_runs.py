@@ -169,7 +169,7 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     kept = "the model, adapted by" if metrics["kept_epoch"] else "the source model, after a try with"
     assert lines[0] == f"{out}: {kept} u-sfan"
     assert lines[1] == f"guard: {metrics['guard']['reason']}"
-    assert re.match(r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\)", lines[2])
+    assert re.match(r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\), if no image", lines[2])
     assert lines[3].startswith("classes of the target: ")
     assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[4])
     assert lines[5] == f"next: usfan predict {out} '{flat}' --out predictions.csv"

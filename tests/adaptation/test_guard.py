@@ -69,8 +69,15 @@ def test_next_to_nothing_changed():
 def test_a_collapse_falls_back_to_the_last_good_epoch():
     kept = decide(look(epoch=1), look(epoch=2, collapse="one class swallowed the target"))
     assert (kept.kept, kept.epoch) == ("adapted", 1)
-    assert "collapsed at epoch 2 (one class swallowed the target)" in kept.reason
+    assert "collapsed at epoch 2 (one class swallowed the target); the model of epoch 1 is kept" in kept.reason
+    assert "adapted model kept" not in kept.reason
     assert decide(look(epoch=1, collapse="the loss is not finite")).kept == "source"
+
+
+def test_a_collapse_before_anything_changed_keeps_the_source_model():
+    kept = decide(look(epoch=1, changed=0.0), look(epoch=2, collapse="the loss is not finite"))
+    assert (kept.kept, kept.epoch) == ("source", 0)
+    assert kept.reason == "adaptation collapsed at epoch 2 (the loss is not finite); source model kept"
 
 
 def test_a_look_survives_json():
@@ -80,16 +87,30 @@ def test_a_look_survives_json():
 
 
 def test_estimated_accuracy_is_an_interval_in_percent():
-    found = estimated_accuracy(look(0.55))
+    found = estimated_accuracy([START, look(0.55)], kept=2)
     assert found["before"]["value"] == pytest.approx(40)
     assert found["after"]["value"] == pytest.approx(95)
-    for figures in found.values():
+    for when in ("before", "after"):
+        figures = found[when]
         assert 0 <= figures["low"] <= figures["value"] <= figures["high"] <= 100
 
 
 def test_the_estimate_is_of_the_model_that_was_kept():
-    found = estimated_accuracy(look(0.55), adapted=False)
+    found = estimated_accuracy([START, look(0.55)], kept=0)
     assert found["after"] == found["before"]
+    fell = [START, look(0.3, epoch=1), look(-0.4, epoch=2, collapse="one class swallowed the target")]
+    assert estimated_accuracy(fell, kept=1)["after"]["value"] == pytest.approx(70)
+
+
+def test_the_estimate_says_what_new_classes_mean_for_it():
+    assert estimated_accuracy([START], kept=0)["counts"] == "if no image is of a new class"
+    assert "unknown as a class" in estimated_accuracy([START], kept=0, rejects=True)["counts"]
+
+
+@pytest.mark.parametrize(("setting", "counts"), [("open", "unknown as a class"), ("closed", "if no image is")])
+def test_a_run_says_what_its_estimate_counts(source, setting, counts):
+    history = usfan.adapt(source, squares(range(4), domain=3), setting=setting, **TINY).history
+    assert counts in history["estimated_accuracy"]["counts"]
 
 
 def test_unknown_is_no_name():
@@ -160,7 +181,7 @@ def test_what_metrics_say(source):
     assert history["guard"]["kept"] in ("adapted", "source", "undecided")
     assert history["guard"]["reason"]
     assert history["guard"]["judge"] == "source model"
-    assert set(history["estimated_accuracy"]) == {"before", "after"}
+    assert set(history["estimated_accuracy"]) == {"before", "after", "counts"}
     off = usfan.adapt(source, squares(range(4), domain=3), guard=False, **TINY).history
     assert (off["guard"]["kept"], off["kept_epoch"]) == ("adapted", 3)
 

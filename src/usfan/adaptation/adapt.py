@@ -411,11 +411,7 @@ class Adaptation:
 
     def labels(self, outputs: Outputs) -> Tensor:
         """N predicted classes; in open set K stands for unknown."""
-        predicted = outputs.logits.argmax(dim=1)
-        if not self.guide.rejects:
-            return predicted
-        unknown = self.method.split.rule(outputs, self.method.split.split).flag(outputs)
-        return predicted.masked_fill(unknown, outputs.logits.shape[1])
+        return self.method.split.labels(outputs) if self.guide.rejects else outputs.logits.argmax(dim=1)
 
     def judge(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
         """Show this iterate to the guard, and record it."""
@@ -482,7 +478,7 @@ class Adaptation:
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
             "classes": self.found,
             "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
-            "estimated_accuracy": estimated_accuracy(self.guard.history[-1], adapted=kept.epoch > 0),
+            "estimated_accuracy": estimated_accuracy(self.guard.history, kept=kept.epoch, rejects=self.guide.rejects),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,
             "uncertainty": self.uncertainty.kind,

@@ -80,16 +80,19 @@ class Kept:
 
 
 def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
-    """The decision, from the looks at every epoch, the source model's (epoch 0) first."""
+    """The decision, from the looks at every epoch, the source model's (epoch 0) first. After a collapse, the last
+    iterate before it is judged."""
     rules = rules or Rules()
     fell = next((look for look in history if look.collapse), None)
-    good = [look for look in history if not look.collapse]
-    last = good[-1]
-    start = "" if fell is None else f"adaptation collapsed at epoch {fell.epoch} ({fell.collapse}); "
-    if last.epoch == 0:
+    last = [look for look in history if not look.collapse][-1]
+    start, kept = "", "adapted model kept"
+    if fell is not None:
+        start = f"adaptation collapsed at epoch {fell.epoch} ({fell.collapse}); "
+        kept = f"the model of epoch {last.epoch} is kept"
+    if last.epoch == 0 or (fell is not None and last.changed < rules.unchanged):
         return Kept("source", 0, start + "source model kept")
     if last.changed < rules.unchanged:
-        return Kept("adapted", last.epoch, f"{start}adapted model kept: {last.changed:.1%} of the predictions changed")
+        return Kept("adapted", last.epoch, f"{kept}: {last.changed:.1%} of the predictions changed")
     before, after = last.structure
     seen = f"agreement of neighbours beyond chance {before:.0%} before, {after:.0%} after"
     weaker = min(last.near, last.wide, key=lambda interval: interval.low)
@@ -97,15 +100,16 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
         why = f"the source posterior finds only {last.names:.0%} of the new predictions plausible"
         return Kept("source", 0, f"{start}source model kept: {why}", last.epoch)
     if weaker.low > 0:
-        return Kept("adapted", last.epoch, f"{start}adapted model kept: {seen}")
+        return Kept("adapted", last.epoch, f"{start}{kept}: {seen}")
     if weaker.value <= 0:
         torn = last.wide.value <= 0 < last.near.value
         why = "images that belong together were given different classes; the target may lack classes" if torn else seen
         return Kept("source", 0, f"{start}source model kept: {why}", last.epoch)
+    judged = "adapted model" if fell is None else f"model of epoch {last.epoch}"
     return Kept(
         "undecided",
         0,
-        f"{start}cannot tell: {seen}, which may be chance; the source model stays in use, the adapted model is saved "
+        f"{start}cannot tell: {seen}, which may be chance; the source model stays in use, the {judged} is saved "
         "beside it",
         last.epoch,
     )
@@ -188,13 +192,18 @@ ACCURACY_ERROR = {"before": (0.12, 0.12), "after": (0.20, 0.08)}
 docs/studies/guard.md says how often the interval holds on those set aside."""
 
 
-def estimated_accuracy(look: Look, *, adapted: bool = True) -> dict[str, dict[str, float]]:
-    """Accuracy without labels, in percent, with a 90 % interval: the agreement of neighbours beyond chance. If the
-    source model was kept (`adapted=False`), it is as accurate after the run as before."""
-    found = {}
+ALL_KNOWN, WITH_UNKNOWN = "if no image is of a new class", "with unknown as a class of its own"
+
+
+def estimated_accuracy(history: Sequence[Look], *, kept: int, rejects: bool = False) -> dict[str, Any]:
+    """Accuracy without labels, in percent, with a 90 % interval: the agreement of neighbours beyond chance, before and
+    after a run that kept this epoch. If images may be called unknown (`rejects`), that is a class of its own, and it is
+    right for images of new classes; otherwise the estimate holds if there are none, and says so."""
+    found: dict[str, Any] = {"counts": WITH_UNKNOWN if rejects else ALL_KNOWN}
+    look = next((look for look in history if look.epoch == kept), history[-1])
     for when, value in zip(("before", "after"), look.structure, strict=True):
-        below, above = ACCURACY_ERROR[when]
+        below, above = ACCURACY_ERROR[when if kept else "before"]
         low, high = max(0.0, value - below), min(1.0, value + above)
         figures = {"value": min(max(value, 0.0), 1.0), "low": min(low, 1.0), "high": max(high, 0.0)}
         found[when] = {name: round(100 * number, 1) for name, number in figures.items()}
-    return found if adapted else dict.fromkeys(found, found["before"])
+    return found

@@ -44,6 +44,11 @@ class Split:
     def rule(self, outputs: Outputs, score: str) -> UnknownRule:
         return split_unknown(outputs, score, recipe=self.plain_split)
 
+    def labels(self, outputs: Outputs) -> Tensor:
+        """N predicted classes; K stands for unknown."""
+        unknown = self.rule(outputs, self.split).flag(outputs)
+        return outputs.logits.argmax(dim=1).masked_fill(unknown, outputs.logits.shape[1])
+
 
 class Guidance:
     """Tables over the N target samples, on the device."""

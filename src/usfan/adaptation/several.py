@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from usfan.adaptation.guard import DRAWS, Guard, estimated_accuracy
 from usfan.adaptation.guidance import REJECTING, UNEVEN
@@ -53,7 +54,8 @@ def mix_adapted(
     mixture.unknown_rule = method.split.rule(after, method.split.decision) if rejects else None
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
     mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path, given=None, without=None)
-    mixture.history = history_of(mixture, members, config, sources)
+    labels = method.split.labels if rejects else lambda outputs: outputs.logits.argmax(dim=1)
+    mixture.history = history_of(mixture, members, config, sources, (labels(before), labels(after)))
     mixture.summary = {k: mixture.history[k] for k in ("method", "epochs", "seconds")}  # no path: folders are shared
     return mixture
 
@@ -68,9 +70,14 @@ def ordered(mixture: MixtureModel, number: int, outputs: Outputs) -> Outputs:
 
 
 def history_of(
-    mixture: MixtureModel, members: Sequence[AdaptedModel], config: AdaptConfig, sources: Sequence[str]
+    mixture: MixtureModel,
+    members: Sequence[AdaptedModel],
+    config: AdaptConfig,
+    sources: Sequence[str],
+    labels: tuple[Tensor, Tensor],
 ) -> dict[str, Any]:
-    """What metrics.json says: of the members what was kept and why, of the mixture what any run says."""
+    """What metrics.json says: of the members what was kept and why, of the mixture what any run says. `labels`: N each,
+    before and after; K stands for unknown."""
     assert mixture.passes is not None
     before, after = mixture.passes.before, mixture.passes.after
     told = [
@@ -83,9 +90,9 @@ def history_of(
         for model, own in ((m, m.passes) for m in members)
         if own is not None
     ]
-    names = mixture.classes
-    guard.open(before, before.logits.argmax(dim=1), torch.cat(draws, dim=1), None, len(names), names)
-    look = guard.consider(1, after, after.logits.argmax(dim=1), {})
+    names, rejects = mixture.classes, mixture.unknown_rule is not None
+    guard.open(before, labels[0], torch.cat(draws, dim=1), None, len(names) + rejects, names)
+    guard.consider(1, after, labels[1], {})
     records = [
         {"epoch": epoch, "validators": validate(o.probs, source_probs=before.probs, posterior_probs=o.posterior_probs)}
         for epoch, o in enumerate((before, after))
@@ -101,7 +108,7 @@ def history_of(
         "mixing": config.mixing,
         "classes": classes,
         "guard": {"on": config.guard, "kept": "adapted" if adapted else "source", "reason": reason},
-        "estimated_accuracy": estimated_accuracy(look, adapted=bool(adapted)),
+        "estimated_accuracy": estimated_accuracy(guard.history, kept=int(bool(adapted)), rejects=rejects),
         "validators": records[1]["validators"],
         "settings": {**dataclasses.asdict(config), **({"setting": classes["setting"]} if classes else {})},
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),

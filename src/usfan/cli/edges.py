@@ -133,13 +133,14 @@ def say_changes(out: str, data: str, model: Any, module: str | None = None) -> N
 
     where, history = shlex.quote(out), model.history
     kept = "the model, adapted by" if history["kept_epoch"] else "the source model, after a try with"
-    guess = history["estimated_accuracy"]["after"]
+    guess, counts = history["estimated_accuracy"]["after"], history["estimated_accuracy"]["counts"]
     own = "" if module is None else f" --module {shlex.quote(module)}"
     found = history.get("classes")
     for line in (
         f"{out}: {kept} {model.method}",
         f"guard: {history['guard']['reason'].removeprefix('guard ')}",
-        f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f})",
+        f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f}), "
+        + counts,
         *([f"classes of the target: {found['setting']} set; {found['reason']}"] if found else []),
         f"changes: {describe_changes(model)}",
         f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv{own}",
