@@ -22,7 +22,7 @@ import torch
 
 from usfan.adaptation.guard import MOST, NEAR, WIDE_SHARE, Look, choose_epoch, estimated_accuracy
 from usfan.scoring.neighbours import nearest_neighbours
-from usfan.scoring.structure import Interval, compare, evenly_spaced
+from usfan.scoring.structure import Comparison, Interval, evenly_spaced
 
 
 def tables(target: str, features: Path, cache: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -58,9 +58,10 @@ def look_at(row: dict[str, Any], arrays: Any, features: Path, cache: dict[str, A
     own, first = after[rows], before[rows]
     moved = own != first
     names = float((draws[rows] == own[:, None]).any(1)[moved].double().mean()) if bool(moved.any()) else 1.0
-    k0, k1, gain = compare(first, own, near, probs.shape[1])
-    wide_gain = gain if found is None else compare(first, own, wide, probs.shape[1])[2]
-    return Look(1, float(moved.double().mean()), gain, wide_gain, names, (k0.value, k1.value))
+    seen = Comparison(first, near, probs.shape[1])
+    after_value, gain = seen.gain(own)
+    wide_gain = gain if found is None else Comparison(first, wide, probs.shape[1]).gain(own)[1]
+    return Look(1, float(moved.double().mean()), gain, wide_gain, names, (seen.value, after_value))
 
 
 def is_bad(row: dict[str, Any]) -> bool:

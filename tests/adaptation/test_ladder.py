@@ -9,7 +9,8 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.adaptation.ladder import decide
-from usfan.adaptation.witness import choose_judge, choose_witness, has_witness
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
+from usfan.compute import features
 from usfan.compute.features import features_of
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import Runtime, start_runtime
@@ -129,6 +130,22 @@ def test_the_judge_is_not_the_network_that_was_trained_on(source):
     used = {source.architecture["pretrained"]["hash"]}
     judge = choose_judge(source, used)
     assert judge is None or judge.hash not in used
+
+
+def test_the_judges_features_are_cached_too(source, tmp_path, monkeypatch):
+    torch.manual_seed(1)
+    made = create_backbone("test_resnet", "none")
+    judge = Witness("another", made.module, made.spec, weights_hash(made.module))
+    monkeypatch.setattr("usfan.adaptation.adapt.choose_judge", lambda *_: judge)
+    runtime = RuntimeConfig(device="cpu", cache=str(tmp_path))
+    real, passes = features.parts, []
+    monkeypatch.setattr(features, "parts", lambda *given: passes.append(given) or real(*given))
+    first = usfan.adapt(source, squares(), runtime=runtime, **TINY)
+    assert first.history["guard"]["judge"] == "another"
+    assert len(passes) == 2  # the model's own features, and the judge's
+    again = usfan.adapt(source, squares(), runtime=runtime, **TINY)
+    assert len(passes) == 2
+    assert again.history["guard"] == first.history["guard"]
 
 
 def test_a_witness_that_cannot_be_had_is_one_clear_line(source, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from usfan.scoring.structure import bootstrap_counts, compare, evenly_spaced, kappa
+from usfan.scoring.structure import Comparison, bootstrap_counts, evenly_spaced, kappa
 
 
 def naive_kappa(predicted, neighbours, classes):
@@ -45,9 +45,10 @@ def test_a_difference_comes_with_its_interval():
     blocks = torch.arange(4).repeat_interleave(25)
     neighbours = torch.stack([25 * block + torch.arange(5) for block in blocks])
     noise = torch.randint(4, (100,), generator=torch.Generator().manual_seed(0))
-    _, _, gain = compare(noise, blocks, neighbours, 4)
+    value, gain = Comparison(noise, neighbours, 4).gain(blocks)
+    assert value == pytest.approx(float(kappa(blocks, neighbours, 4)))
     assert gain.low > 0.5 > 0 < gain.value <= 1.1
-    _, _, none = compare(blocks, blocks, neighbours, 4)
+    _, none = Comparison(blocks, neighbours, 4).gain(blocks)
     assert (none.low, none.value, none.high) == (0, 0, 0)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.given import Given
-from usfan.adaptation.guard import DRAWS, MOST, Guard, Kept, estimated_accuracy
+from usfan.adaptation.guard import DRAWS, Guard, Kept, estimated_accuracy, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.ladder import Rung, choose_rung
 from usfan.adaptation.methods import Later, Method
@@ -58,7 +58,6 @@ from usfan.runs.folder import Checkpoint, RunFolder, checked_records, load_check
 from usfan.scoring.mixture import fit_witness_space
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.situation import assess
-from usfan.scoring.structure import evenly_spaced
 from usfan.scoring.validators import validate
 
 log = logging.getLogger(__name__)
@@ -312,12 +311,12 @@ class Adaptation:
         check_finite(before.logits, before.posterior_probs)
         if self.config.setting == "auto":
             self.look(before)
-        rows = evenly_spaced(len(self.store), MOST)
-        seen = None
+        rows, seen = looked_at(len(self.store)), None
         if self.judge_network is not None:
-            some = dataclasses.replace(self.images, pixels=self.images.pixels[rows], kept=rows, key=None)
+            key = None if self.images.key is None else f"{self.images.key}, {len(rows)} of {len(self.store)}"
+            some = dataclasses.replace(self.images, pixels=self.images.pixels[rows], kept=rows, key=key)
             seen = self.judge_network.features(some, runtime)
-        draws = self.posterior.draws(before.features, DRAWS).argmax(dim=2)
+        draws = self.posterior.draws(before.features[rows.to(before.features.device)], DRAWS).argmax(dim=2)
         classes = len(self.source.classes) + self.guide.rejects
         self.guard.open(before, self.labels(before), draws, seen, classes, self.source.classes)
         self.context = Context(

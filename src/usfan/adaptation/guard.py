@@ -23,7 +23,7 @@ from torch import Tensor
 
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.outputs import Outputs
-from usfan.scoring.structure import Interval, compare, evenly_spaced
+from usfan.scoring.structure import Comparison, Interval, evenly_spaced
 from usfan.scoring.validators import collapse
 
 NEAR = 5
@@ -115,6 +115,11 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
     )
 
 
+def looked_at(count: int) -> Tensor:
+    """Positions of the images that the guard looks at."""
+    return evenly_spaced(count, MOST)
+
+
 class Guard:
     """Examines every iterate, and keeps the weights of the last good one."""
 
@@ -142,15 +147,15 @@ class Guard:
         classes: int,
         names: Sequence[str] = (),
     ) -> None:
-        """Called once with the source model's N labels, N×M labels of drawn heads, and the judge's features: N' × F
-        features of the images at `rows`, or None for the source model's own."""
-        self.source, self.classes, self.class_names = before, classes, names
-        self.rows = evenly_spaced(len(labels), MOST).to(labels.device)
+        """Called once with the source model's N labels; and, for the images at `looked_at`, N' × M labels of drawn
+        heads, and the judge's N' × F features (None for the source model's own)."""
+        self.source, self.class_names = before, names
+        self.rows = looked_at(len(labels)).to(labels.device)
         features = before.features[self.rows] if seen is None else seen.to(labels.device)
         wide = max(NEAR, len(self.rows) // WIDE_SHARE)
         table = nearest_neighbours(features, wide)[0]
-        self.near, self.wide = table[:, :NEAR], table
-        self.labels, self.draws = labels[self.rows], draws[self.rows]
+        self.labels, self.draws = labels[self.rows], draws
+        self.near, self.wide = (Comparison(self.labels, near, classes) for near in (table[:, :NEAR], table))
 
     def consider(self, epoch: int, outputs: Outputs, labels: Tensor, state: dict[str, Tensor]) -> Look:
         """Look at an iterate: its outputs, its N labels (K for unknown), its weights."""
@@ -161,11 +166,11 @@ class Guard:
         moved = own != self.labels
         named = moved & (own < outputs.logits.shape[1])  # "unknown" is no name that a head could give
         known = (self.draws == own[:, None]).any(dim=1)[named]
-        before, after, near = compare(self.labels, own, self.near, self.classes)
-        _, _, wide = compare(self.labels, own, self.wide, self.classes)
+        after, near = self.near.gain(own)
+        _, wide = self.wide.gain(own)
         names = float(known.double().mean()) if bool(named.any()) else 1.0
         changed = float(moved.double().mean())
-        look = Look(epoch, changed, near, wide, names, (before.value, after.value), reason)
+        look = Look(epoch, changed, near, wide, names, (self.near.value, after), reason)
         self.history.append(look)
         if reason is None and self.enabled:
             self.state = {name: value.detach().clone() for name, value in state.items()}

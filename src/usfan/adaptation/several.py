@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.guard import DRAWS, Guard, estimated_accuracy
+from usfan.adaptation.guard import DRAWS, Guard, estimated_accuracy, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
 from usfan.artifacts.model import AdaptedModel, MixtureModel, Passes, SourceModel
@@ -85,8 +85,9 @@ def history_of(
         for name, share, model in zip(sources or numbers(members), mixture.shares, members, strict=True)
     ]
     guard = Guard(enabled=False)
+    rows = looked_at(len(labels[0])).to(labels[0].device)
     draws = [
-        class_numbers(model, mixture, model.posterior.draws(own.before.features, DRAWS).argmax(dim=2))
+        class_numbers(model, mixture, model.posterior.draws(own.before.features[rows], DRAWS).argmax(dim=2))
         for model, own in ((m, m.passes) for m in members)
         if own is not None
     ]

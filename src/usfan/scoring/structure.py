@@ -61,13 +61,23 @@ def bootstrap_counts(count: int, resamples: int = RESAMPLES, seed: int = 2022) -
     return torch.zeros(resamples, count).scatter_add_(1, drawn, torch.ones(resamples, count))
 
 
-def compare(before: Tensor, after: Tensor, neighbours: Tensor, classes: int) -> tuple[Interval, Interval, Interval]:
-    """κ of the source model, of the adapted model, and their difference, each with its interval."""
-    counts = bootstrap_counts(len(before)).to(neighbours.device)
-    values = [kappa(p, neighbours, classes) for p in (before, after)]
-    draws = [kappa(p, neighbours, classes, counts).cpu() for p in (before, after)]
-    first, last = (Interval.of(float(v), d) for v, d in zip(values, draws, strict=True))
-    return first, last, Interval.of(last.value - first.value, draws[1] - draws[0])
+class Comparison:
+    """κ of N source predictions, to compare other predictions of the same images with."""
+
+    def __init__(self, before: Tensor, neighbours: Tensor, classes: int) -> None:
+        self.neighbours, self.classes = neighbours, classes
+        self.counts = bootstrap_counts(len(before)).to(neighbours.device)
+        self.value, self.draws = self.kappas(before)
+
+    def kappas(self, predicted: Tensor) -> tuple[float, Tensor]:
+        """κ, and R values of the bootstrap."""
+        value = float(kappa(predicted, self.neighbours, self.classes))
+        return value, kappa(predicted, self.neighbours, self.classes, self.counts).cpu()
+
+    def gain(self, after: Tensor) -> tuple[float, Interval]:
+        """κ of N other predictions, and how much more that is."""
+        value, draws = self.kappas(after)
+        return value, Interval.of(value - self.value, draws - self.draws)
 
 
 def evenly_spaced(count: int, most: int = MOST) -> Tensor:
