@@ -1,11 +1,12 @@
 """Information maximisation over the target: Eqs. 2, 3 and 7, `scoring.objectives.information_maximization`.
 
-    s · [(1 − γ) E[w H(p)] + γ L_div(p̂)]                    s = 2 and γ = ½ without weights: SHOT-IM
+    s · [(1 − γ) E[w H(p)] + γ L_div(p̂)]                    s = 2, γ = ½ and w = 1: SHOT-IM
 
-If classes may be missing, L_div asks for the class shares that another term has found, or is left out (recipe). The
-entropy term is over the samples judged known. In closed set p̂ is over all of them. The value of p̂ is a mix of the
-batch's mean and the whole target's at the last refresh (`diversity_memory`), with the batch's gradient: a batch of
-64 holds two samples of each of 31 classes, too few to ask it to be diverse on its own.
+E[w H(p)] is Eq. 7. It is the mean over the samples judged known; the weights w come from `adaptation.certainty`. L_div
+is Eq. 3. If classes may be missing, it compares p̂ with the class shares that another term has estimated; if there are
+none, it is left out, as in SHOT's recipe. In closed set p̂ is the mean over all samples. A batch of 64 holds two
+samples of each of 31 classes, too few to be diverse by itself. So the value of p̂ mixes the batch's mean with that of
+the whole target at the last refresh (`diversity_memory`); the gradient is the batch's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from usfan.scoring.objectives import diversity, global_mean, information_maximiz
 from usfan.scoring.outputs import Outputs
 
 ENOUGH_PER_CLASS = 4
-"""Samples of each class in a batch, on average, from which the batch alone can be asked to be diverse."""
+"""Samples of each class in a batch, on average, that are enough to compute L_div over the batch alone."""
 
 
 @dataclass
@@ -34,10 +35,10 @@ class InformationMaximization(Term):
     gamma: float = 0.5
     """Share of the diversity term: (1 − γ) L_ent + γ L_div."""
     objective_scale: float = 2.0
-    """Multiplies the information-maximisation loss; 2 makes SHOT-IM the recipe's own at γ = ½, the paper has 1."""
+    """Multiplies the information-maximisation loss. With 2 and γ = ½, SHOT-IM is as in its recipe; the paper has 1."""
     diversity_memory: float | None = 0.0
-    """Share of the mean prediction in L_div that is the whole target's, at the last refresh, instead of the batch's;
-    by default 0.9 if the method asks for it and a batch holds under four samples per class."""
+    """How much of the mean prediction in L_div comes from the whole target at the last refresh, not from the batch;
+    by default 0.9 if the method asks for it and a batch holds fewer than four samples per class."""
 
     def __post_init__(self) -> None:
         between("gamma", self.gamma, 0, 1)
@@ -67,7 +68,9 @@ class InformationMaximization(Term):
 
         def parts(probs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
             entropies = sample_entropy(probs)
+            # Eq. 7: E[w H(p)]; without weights Eq. 2: E[H(p)]
             mean_entropy = global_mean(entropies if weights is None else weights * entropies, self.total, known)
+            # Eq. 3: L_div(p̂)
             mean_probs = self.mean_probs(probs, self.guide.diverse[samples])
             divergence = diversity(mean_probs, self.asked if self.guide.uneven else None)
             batch.notes.update(loss_entropy=mean_entropy, loss_diversity=divergence)
@@ -82,7 +85,7 @@ class InformationMaximization(Term):
         return weights
 
     def mean_probs(self, probs: Tensor, share: Tensor) -> Tensor:
-        """p̂ of the batch, its value drawn towards the whole target's."""
+        """p̂ of the batch, with its value moved towards that of the whole target."""
         mean = global_mean(probs, self.total, share)
         memory = self.diversity_memory or 0.0
         return mean if memory == 0 else mean + memory * (self.marginal - mean).detach()
