@@ -118,7 +118,7 @@ def hostile_table() -> str:
         "settings": "`--config` files",
         "weights": "weights",
         "archives": "archives",
-        "images": "images",
+        "images": "images, 16 at a time",
     }
     kinds = load("hostile")["kinds"]
     lines = [
