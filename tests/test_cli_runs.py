@@ -235,6 +235,94 @@ def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
     assert not (tmp_path / "bad").exists()
 
 
+@pytest.fixture(scope="module")
+def labelled(model, tmp_path_factory):
+    """A target, two labels of it, and a run that was given them."""
+    place = tmp_path_factory.mktemp("labelled")
+    target = class_folder(place / "target", domain=2)
+    (place / "few.csv").write_text("path,label\nclass-0/000.png,class-0\nclass-2/000.png,class-2\n")
+    flags = ("--guard", "off", "--labels", place / "few.csv", "--set", "label_folds=2")
+    return target, place / "few.csv", adapt_tiny(model, target, place / "run", *flags)
+
+
+def evaluated(capsys, *arguments):
+    """The figures of `usfan evaluate`, and what it says of the labels that the model learned from."""
+    out = Path(arguments[-1])
+    capsys.readouterr()
+    assert usfan("evaluate", *arguments[:-1], "--out", out, *TINY) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("labels given to adapt: ")]
+    return json.loads((out / "metrics.json").read_text()), lines
+
+
+def test_evaluate_says_what_given_labels_are_worth(labelled, tmp_path, capsys):
+    target, few, run = labelled
+    told = json.loads((run / "metrics.json").read_text())
+    figures, (line,) = evaluated(capsys, run, target, tmp_path / "same")
+    assert re.match(r"labels given to adapt: 2 images of 2 classes; left out in turn, they are right for \d+ %", line)
+    assert "; 2 of the 24 images here are among them, and not in these figures; the other 22 images are right" in line
+    assert (figures["count"], figures["accuracy"]) == (22, pytest.approx(told["after"]["accuracy"]))
+    assert figures["labels"]["rest"] == {name: told["labels"]["rest"][name] for name in ("images", "without", "with")}
+    assert figures["labels"]["left_out"] == told["labels"]["left_out"]
+    assert package.evaluate(run, target, progress=False, device="cpu")["labels"] == figures["labels"]
+    other = class_folder(tmp_path / "other", domain=2)
+    figures, (line,) = evaluated(capsys, run, other, tmp_path / "elsewhere")
+    assert line.endswith("; none of the 24 images here is among them")
+    assert figures["count"] == 24
+    figures, (line,) = evaluated(capsys, run, target, "--labels", few, tmp_path / "all")
+    assert line.endswith("; all 2 images here are among them, so these figures are no test")
+    assert figures["count"] == 2
+
+
+def test_a_model_folder_alone_says_that_it_was_given_labels(labelled, tmp_path, capsys):
+    target, _, run = labelled
+    alone = package.SourceModel.load(run).save(tmp_path / "alone")
+    for samples in (None, "[]", '{"paths": ["a"], "given": [7], "without": [0]}', '{"paths": 5, "given": [[]]}'):
+        if samples is not None:
+            (alone / "samples.json").write_text(samples)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        figures, (line,) = evaluated(capsys, alone, target, tmp_path / "run")
+        assert line.endswith("the model folder does not say whether these images are among them")
+        assert figures["count"] == 24
+    config = json.loads((alone / "config.json").read_text())
+    config["summary"]["labels"] = {"count": 2, "classes": 2, "left_out": 5, "without": "often", "rest": 1}
+    (alone / "config.json").write_text(json.dumps(config))
+    assert evaluated(capsys, alone, target, tmp_path / "odd")[1][0].startswith("labels given to adapt: 2 images of 2")
+    config["summary"]["labels"] = {"count": "two"}
+    (alone / "config.json").write_text(json.dumps(config))
+    assert evaluated(capsys, alone, target, tmp_path / "none")[1] == []
+
+
+def test_a_model_in_memory_knows_which_labels_it_was_given(model, labelled):
+    target, few, _ = labelled
+    options = {"progress": False, "device": "cpu"}
+    given = {"labels": few, "label_folds": 0, "epochs": 1, "batch_size": 8, "guard": False, "method": "u-sfan"}
+    adapted = package.adapt(model, target, **given, **options)
+    figures = package.evaluate(adapted, target, **options)
+    assert figures["labels"] == {**adapted.history["labels"], "among": 2, "seen": 24}
+    assert figures["count"] == 22
+
+
+def test_evaluate_with_a_few_labels_of_unlabelled_images(refused, model, folder, tmp_path, capsys):
+    """A half-filled table and the photographs of a camera: the figures are of the labelled images, with an interval."""
+    camera = tmp_path / "DCIM"
+    for number, place in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
+        shutil.copytree(place, camera / f"10{number}CANON")
+    shutil.copy(camera / "100CANON" / "000.png", camera)  # beside the folders
+    table = tmp_path / "few.csv"
+    table.write_text("path,label\n100CANON/000.png,class-0\n100CANON/001.png,\n101CANON/000.png,class-0\n")
+    figures, lines = evaluated(capsys, model, camera, "--labels", table, tmp_path / "run")
+    assert lines == []
+    assert figures["count"] == 2
+    assert figures["accuracy_low"] <= figures["accuracy"] <= figures["accuracy_high"]
+    assert figures["accuracy_high"] - figures["accuracy_low"] > 60  # two labels say little
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["labels"] == str(table)
+    data = package.ImageData(camera, unlabelled=True)
+    pairs = {"100CANON/000.png": "class-0", "101CANON/000.png": "class-0"}
+    assert package.evaluate(model, data, labels=pairs, progress=False, device="cpu") == figures
+    table.write_text("path,label\n100CANON/000.png,class-9\n")
+    assert "few.csv, line 2: the model has no class class-9" in refused("evaluate", model, camera, "--labels", table)
+
+
 def test_unlabelled_by_choice(model, folder, tmp_path):
     """Folders of a camera, and labels that are ignored."""
     camera = tmp_path / "DCIM"

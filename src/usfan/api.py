@@ -232,6 +232,7 @@ def adapt_several(
         if labels is not None:
             few = Given.of_table(few_labels(labels, data, mixture.classes)[store.kept], torch.device("cpu"))
             mixture.history["labels"] = describe(few, mixture.passes.before.logits.argmax(dim=1).cpu())
+            mixture.summary = {**mixture.summary, "labels": mixture.history["labels"]}
             mixture.passes = dataclasses.replace(mixture.passes, given=few.rows)
         if images is data:
             mixture.passes = dataclasses.replace(mixture.passes, images=data.without_labels())
@@ -323,6 +324,7 @@ def evaluate(
     runtime: Any = None,
     device: Any = None,
     progress: Any = None,
+    labels: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Accuracy and calibration on labelled images, as in `metrics.json`. Percentages go from 0 to 100.
@@ -336,8 +338,10 @@ def evaluate(
         runtime: Settings of the machine, as a mapping.
         device: "auto", "cpu" or "cuda".
         progress: True, False, or a function that is called with the number of images just seen.
+        labels: Labels of a few of the images, as for `adapt`: the figures are of these images.
         **options: Further options of `usfan.evaluation.evaluate.evaluate`.
     """
+    options |= {"labels": labels, "folder": model if isinstance(model, (str, Path)) else None}
     model, data, engine = as_model(model, module), as_data(data), as_runtime(runtime, device)
     options |= {"open_set": open_set, "batch_size": batch_size, "runtime": engine}
     if callable(progress):

@@ -17,7 +17,13 @@ from sklearn.metrics import (
 
 from oracles import scores as by_hand
 from usfan.errors import DataError
-from usfan.evaluation.metrics import classification_metrics, confusion, detection_table, open_set_metrics
+from usfan.evaluation.metrics import (
+    classification_metrics,
+    confusion,
+    detection_table,
+    open_set_metrics,
+    wilson_interval,
+)
 
 cases = st.tuples(st.integers(1, 80), st.integers(2, 6), st.integers(0, 10_000))
 
@@ -132,3 +138,14 @@ def test_open_set_refuses_what_does_not_fit():
         open_set_metrics(torch.tensor([0, 1]), flags, torch.zeros(3), torch.tensor([0, 1]), ["a", "b"])
     with pytest.raises(DataError, match="NaN"):
         detection_table({"s": torch.tensor([float("nan"), 1.0])}, torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(81, 263, 25.53, 36.62), (15, 148, 6.24, 16.05), (0, 20, 0, 16.11), (1, 29, 0.61, 17.18)],
+)
+def test_the_interval_of_an_accuracy(right, count, low, high):
+    """The examples of Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
+    assert wilson_interval(right, count) == pytest.approx((low, high), abs=0.006)
+    mirrored = wilson_interval(count - right, count)
+    assert mirrored == pytest.approx((100 - high, 100 - low), abs=0.006)

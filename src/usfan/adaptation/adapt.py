@@ -141,6 +141,9 @@ def with_worth(first: Adaptation, model: AdaptedModel) -> AdaptedModel:
         more, without = left_out(given, again, config.label_folds, config.seed)
         figures |= more
     model.history["labels"] = figures
+    for one in (model, model.alternative):
+        if one is not None:
+            one.summary = {**one.summary, "labels": figures}
     model.passes = dataclasses.replace(passes, given=given.rows.cpu(), without=without)
     return model
 

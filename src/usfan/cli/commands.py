@@ -214,20 +214,25 @@ def own_names() -> set[str]:
 def evaluate(settings: dict[str, Any]) -> None:
     from usfan.artifacts.model import SourceModel
     from usfan.compute.share import first_speaks
+    from usfan.data.few_labels import only_labelled
     from usfan.evaluation.evaluate import evaluate as run_evaluation
     from usfan.runs.folder import open_run
 
     out, model_path, open_set = settings.get("out"), settings["model"], settings.get("open_set", False)
-    module = load_module(settings.get("module"))
-    data, seen = open_data(settings)
+    module, labels = load_module(settings.get("module")), settings.get("labels")
+    data, seen = open_data(settings if labels is None else {**settings, "unlabelled": True})
     model = SourceModel.load(model_path, module=module).with_uncertainty(settings.get("uncertainty", "auto"))
+    if labels is not None:
+        data = only_labelled(data, labels, model.classes, root=settings.get("root"))
     runtime, _ = open_runtime(settings, several=True)
-    recorded = {"model": model_path, **seen, "open_set": open_set, "uncertainty": model.uncertainty.kind}
+    recorded = {"model": model_path, **seen, "labels": labels, "open_set": open_set}
+    recorded["uncertainty"] = model.uncertainty.kind
     with contextlib.ExitStack() as stack:
         stack.enter_context(first_speaks(runtime))
         run = None if out is None else stack.enter_context(open_run(runtime, out, recorded, command="evaluate"))
         with bar("evaluating", len(data)) as shown:
-            metrics = run_evaluation(model, data, open_set=open_set, runtime=runtime, progress=shown.advance)
+            options = {"runtime": runtime, "progress": shown.advance, "folder": model_path}
+            metrics = run_evaluation(model, data, open_set=open_set, **options)
         if runtime.rank:
             return
         figures = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
@@ -237,6 +242,8 @@ def evaluate(settings: dict[str, Any]) -> None:
             run.log("evaluated", **figures)
         say_skipped(data, run)
     print_metrics(metrics, f"{model_path} on {settings['data']}")
+    if "labels" in metrics:
+        say(f"labels given to adapt: {describe_worth(metrics['labels'])}")
     print(json.dumps(figures))
 
 

@@ -102,14 +102,27 @@ def describe_worth(labels: dict[str, Any]) -> str:
     """What the given labels are worth, in one line."""
     images = "image" if labels["count"] == 1 else "images"
     parts = [f"{labels['count']} {images} of {labels['classes']} classes"]
-    if "left_out" in labels:
+    if "left_out" in labels and "without" in labels:
         shares = f"{labels['left_out']:.0f} % with the others, {labels['without']:.0f} % without any"
         parts.append(f"left out in turn, they are right for {shares}")
+    if "among" in labels:
+        parts.append(describe_test(labels["among"], labels["seen"]))
     rest = labels.get("rest", {})
     if "without" in rest and "with" in rest:
         shares = f"{rest['with']:.1f} % with these labels, {rest['without']:.1f} % without"
         parts.append(f"the other {rest['images']:,} images are right for {shares}")
     return "; ".join(parts)
+
+
+def describe_test(among: int | None, seen: int) -> str:
+    """How many of the images of an evaluation the model learned from."""
+    if among is None:
+        return "the model folder does not say whether these images are among them"
+    if among == seen:
+        return f"all {seen:,} images here are among them, so these figures are no test"
+    if among == 0:
+        return f"none of the {seen:,} images here is among them"
+    return f"{among:,} of the {seen:,} images here are among them, and not in these figures"
 
 
 def for_run(data: Any, classes: Sequence[str], config: Any) -> Any:

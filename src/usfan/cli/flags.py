@@ -232,12 +232,14 @@ class DataOptions:
 
 
 def evaluate() -> Command:
+    about = "Labels of a few of these images, a table path,label: the figures are of these images alone."
+    labels = dataclasses.replace(LABELS, about=about)
     return Command(
         "MODEL DATA [OPTIONS]",
         (MODEL, DATA),
         {
             "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET, UNCERTAINTY),
-            "Data and model": (ROOT, STRICT, MODULE),
+            "Data and model": (labels, ROOT, STRICT, MODULE),
             "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
         },
         required=("model", "data"),

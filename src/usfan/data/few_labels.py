@@ -1,4 +1,4 @@
-"""A few labels of a user's own target images, for `adapt`: a table or a list with paths and class names, or a mapping.
+"""A few labels of a user's own images, for `adapt` and `evaluate`: a table, a list or a mapping of paths and classes.
 
 Paths are those of the images of the data. A relative path counts from the table's own folder, the data's folder or the
 working folder, whichever has the image. A row without a label is passed over, so that `label_first.csv` of a run can be
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.images import common_folder
-from usfan.data.labels import canonical, some
+from usfan.data.labels import Labels, canonical, some
 from usfan.data.lists import entries_of, inside, read_text
 from usfan.errors import DataError
 
@@ -59,6 +59,14 @@ def few_labels(given: Any, data: Any, classes: Sequence[str], *, root: str | Non
             raise DataError(f"{row.place}: {one_line(str(row.image))} is {row.name} here and {first} before: keep one")
         found[position] = label
     return checked(found, count, len(classes))
+
+
+def only_labelled(data: Any, given: Any, classes: Sequence[str], *, root: str | None = None) -> Any:
+    """The images of `data` whose labels are given, with these labels."""
+    found = few_labels(given, data, classes, root=root)
+    part = data.subset(found >= 0)
+    part._set_labels(Labels(found[found >= 0], tuple(classes), True))
+    return part
 
 
 def checked(labels: Tensor, count: int, classes: int) -> Tensor:

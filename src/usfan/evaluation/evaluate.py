@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from usfan.artifacts.model import SourceModel, as_images
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.compute.share import gather_json, one_fails_all_fail, own_share
 from usfan.config import RuntimeConfig
+from usfan.data.few_labels import only_labelled
 from usfan.data.stream import NothingReadable, Skipped
 from usfan.errors import DataError
-from usfan.evaluation.metrics import classification_metrics, detection_table, open_set_metrics
+from usfan.evaluation.learned import told_apart
+from usfan.evaluation.metrics import classification_metrics, detection_table, open_set_metrics, wilson_interval
 from usfan.scoring.calibration import calibration_metrics
 from usfan.scoring.outputs import Outputs
 from usfan.scoring.unknown import SCORES, split_unknown
@@ -27,15 +30,29 @@ def evaluate(
     batch_size: int = 64,
     runtime: RuntimeConfig | Runtime | None = None,
     progress: Any = None,
+    labels: Any = None,
+    folder: str | Path | None = None,
 ) -> dict[str, Any]:
-    """The figures of `metrics.json`. Classes are matched by name; percentages go from 0 to 100."""
+    """The figures of `metrics.json`. Classes are matched by name; percentages go from 0 to 100.
+
+    `labels`: of a few of the images, whatever `usfan.data.few_labels` takes; the figures are of these images.
+    `folder`: the run folder of the model, which says which labels it learned from. Those images are not in the figures.
+    """
     images = as_images(data)
+    if labels is not None:
+        images = only_labelled(images, labels, model.classes)
     if images.labels is None:
         raise DataError(f"{images.name}: no labels to compare with; `usfan predict` needs none")
     images = images.match_classes(model.classes, open_set=open_set)
     outputs, kept = run_over(model, images, batch_size, runtime, progress)
     assert images.labels is not None
-    return score_outputs(outputs, images.labels[kept], model, open_set=open_set)
+    truth, paths = images.labels[kept], images.paths and [images.paths[i] for i in kept.tolist()]
+    rows, learned = told_apart(model, folder, paths, outputs.logits.argmax(dim=1), truth)
+    metrics = score_outputs(outputs.rows(rows), truth[rows], model, open_set=open_set)
+    known = int((truth[rows] < len(model.classes)).sum())
+    low, high = wilson_interval(round(metrics["accuracy"] * known / 100), known)
+    metrics = {"accuracy": metrics["accuracy"], "accuracy_low": low, "accuracy_high": high} | metrics
+    return metrics | ({"labels": learned} if learned else {})
 
 
 def run_over(

@@ -2,6 +2,7 @@
 
     accuracy              share of samples with argmax p = y
     per_class_accuracy    the same among the samples of one class; None for a class with no sample
+    accuracy_low, _high   its Wilson interval, 95 %: which accuracies on all images of this kind fit these N
     mean_class_accuracy   mean of the latter over the classes that have samples (VisDA-C's figure)
 
 In open set the classes that the source never saw are one more, "unknown", with index K:
@@ -39,6 +40,14 @@ def classification_metrics(probs: Tensor, labels: Tensor, classes: Sequence[str]
         **calibration_metrics(probs, labels),
         "entropy": float(entropies(probs).mean()),
     }
+
+
+def wilson_interval(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """Of a share of `count` independent samples, in percent (Wilson 1927): all p with |p̂ − p| ≤ z √(p(1 − p)/count)."""
+    share, spread = right / count, z * z / count
+    centre = (share + spread / 2) / (1 + spread)
+    half = (share * (1 - share) * spread + spread * spread / 4) ** 0.5 / (1 + spread)
+    return max(0.0, 100 * (centre - half)), min(100.0, 100 * (centre + half))
 
 
 def open_set_metrics(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from usfan.artifacts.model import AdaptedModel, Passes
 from usfan.evaluation.evaluate import score_outputs
+from usfan.evaluation.learned import record, shares
 from usfan.files import Folder, write_json, write_tensors
 from usfan.posterior.predictive import certainty_weights, entropy
 
@@ -61,12 +62,8 @@ def worth_on_rest(model: AdaptedModel, labels: Tensor) -> dict[str, Any]:
     known = truth < len(model.classes)
     said = {"before": model.passes.before.logits.argmax(dim=1), "without": model.passes.without}
     said["with"] = model.passes.after.logits.argmax(dim=1)
-    shares = {
-        name: round(100 * float((found.cpu()[rows] == truth)[known].double().mean()), 2)
-        for name, found in said.items()
-        if found is not None
-    }
-    return {"rest": {"images": len(rows), **shares}}
+    found = {name: classes.cpu()[rows][known] for name, classes in said.items() if classes is not None}
+    return {"rest": {"images": len(rows), **shares(found, truth[known])}}
 
 
 def target_labels(model: AdaptedModel, data: Any, *, open_set: bool) -> Tensor | None:
@@ -87,7 +84,7 @@ def save_samples(folder: Path, model: AdaptedModel, data: Any, *, private: bool 
     described: dict[str, Any] = {"paths": None, "classes": list(model.classes), "temperature": model.temperature}
     if data.paths is not None and not private:
         paths = [data.paths[i] for i in model.passes.kept.tolist()]
-        described |= {"paths": paths, "made": mark_of(folder)}
+        described |= {"paths": paths, "made": mark_of(folder), **record(model.passes)}
     write_json(folder / "samples.json", described)
 
 
