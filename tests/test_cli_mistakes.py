@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
+from usfan.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +146,31 @@ def test_classes_beyond_the_model(refused, model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_name_that_the_model_does_not_know_is_said_if_nobody_expects_new_classes(model, tmp_path, capsys):
+@pytest.mark.parametrize("home", ["command line", "python", "python, several sources"])
+def test_a_name_that_the_model_does_not_know_is_said_if_nobody_expects_new_classes(home, model, tmp_path, caplog):
     data = class_folder(tmp_path / "data")
     (data / "class-1").rename(data / "klass-1")
-    adapt_tiny(model, data, tmp_path / "run")
-    assert "klass-1: not among the classes of the model" in capsys.readouterr().err
-    adapt_tiny(model, data, tmp_path / "open", "--open-set")
-    assert "klass-1" not in capsys.readouterr().err
+
+    def adapt(*flags, **settings):
+        caplog.clear()
+        if home == "command line":
+            adapt_tiny(model, data, tmp_path / f"run{len(flags)}", *flags)
+        else:
+            sources = model if home == "python" else [model, model]
+            package.adapt(sources, data, epochs=1, batch_size=8, device="cpu", progress=False, **settings)
+        return [record.getMessage() for record in caplog.records if "klass-1" in record.getMessage()]
+
+    said = "data: klass-1: not among the classes of the model; labels of these images count as new classes"
+    assert adapt() == [f"{said} (check the names, or pass --open-set)"]
+    assert adapt("--open-set", setting="open") == []
+
+
+def test_python_too_refuses_classes_that_the_user_said_are_not_there(model, tmp_path):
+    """Before the work, as the command line does."""
+    more = class_folder(tmp_path / "more", classes=5)
+    with pytest.raises(DataError, match="2 classes the model does not know"):
+        package.adapt(model, more, setting="closed", run=tmp_path / "run", device="cpu", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_class_in_another_case(refused, model, tmp_path):

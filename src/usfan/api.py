@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from usfan.data.cache import PixelStore
 from usfan.data.class_file import read_classes
 from usfan.data.few_labels import few_labels
 from usfan.data.images import FileImages
-from usfan.data.labels import Labels
+from usfan.data.labels import Labels, some
 from usfan.data.sources import ImageData
 from usfan.errors import ConfigError
 from usfan.evaluation.changes import write_changes
@@ -47,6 +48,8 @@ from usfan.runs.folder import RunFolder
 from usfan.training.posthoc import attach_posterior as attach
 from usfan.training.source import Rival
 from usfan.training.source import train_source as train
+
+log = logging.getLogger(__name__)
 
 
 def train_source(
@@ -164,10 +167,10 @@ def adapt(
     source = source[0] if isinstance(source, (list, tuple)) and source else source
     name = str(source) if isinstance(source, (str, Path)) else "a model in memory"
     source, engine = as_model(source, module), as_runtime(runtime, device)
-    data = as_data(data)
-    table = None if labels is None else few_labels(labels, data, source.classes)
     given = {"method": method, **settings}
     config, _ = settled(source, given)
+    data = for_run(as_data(data), source.classes, config)
+    table = None if labels is None else few_labels(labels, data, source.classes)
     recorded = {**member_settings(source, name, data, given), "labels": None}
     if labels is not None:
         recorded["labels"] = str(labels) if isinstance(labels, (str, Path)) else "labels in memory"
@@ -210,8 +213,9 @@ def adapt_several(
     models, engine = [as_model(one, module) for one in sources], as_runtime(runtime, device)
     must_be_several(models, engine)
     check_members([(one.classes, one.spec) for one in models])
-    data, given = as_data(data), {"method": method, **settings}
+    given = {"method": method, **settings}
     config, row = settled(models[0], given)
+    data = for_run(as_data(data), models[0].classes, config)
     with opened_run(run, member_settings(models[0], names, data, given), "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:
             return as_model(folder.path, module)  # type: ignore[return-value]
@@ -285,6 +289,21 @@ def named(given: dict[str, Any]) -> dict[str, Any]:
 def facts_of(source: SourceModel) -> dict[str, Any]:
     witness = has_witness(source.architecture, source.summary)
     return {"pretrained": source.pretrained, "classes": len(source.classes), "witness": witness}
+
+
+def for_run(data: Any, classes: Sequence[str], config: Any) -> Any:
+    """The target as a run with these settings takes it. Names that the model does not know may be slips: the log says
+    so, unless the user said that there are new classes."""
+    if not hasattr(data, "for_model"):  # pixels that were decoded before
+        return data
+    found = data.for_model(classes, open_set=config.may_be_new)
+    if config.setting == "auto" and found.labels is not None and data.classes is not None:
+        new = data.labels[found.labels == len(classes)].unique().tolist()
+        names = [data.classes[number] for number in new if number < len(data.classes)]
+        if names:
+            what = "labels of these images count as new classes (check the names, or pass --open-set)"
+            log.warning("%s: %s: not among the classes of the model; %s", data.name, some(names), what)
+    return found
 
 
 def must_be_several(models: Sequence[SourceModel], engine: Any) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from usfan.cli.edges import (
     describe_worth,
-    for_run,
     load_module,
     must_be_a_file,
     open_data,
@@ -117,7 +116,7 @@ def adapt(settings: dict[str, Any]) -> None:
     from usfan.adaptation.adapt import adapt as run_adaptation
     from usfan.adaptation.settings import begun_settings, resolve
     from usfan.adaptation.witness import has_witness
-    from usfan.api import save_adaptation
+    from usfan.api import for_run, save_adaptation
     from usfan.artifacts.folder import load_config
     from usfan.artifacts.model import SourceModel, came_pretrained
     from usfan.compute.prefetch import decoding
@@ -175,7 +174,7 @@ def say_figures(metrics: dict[str, Any], out: str) -> None:
 def adapt_several(settings: dict[str, Any]) -> None:
     """Each source is adapted in a run folder of its own inside --out; --out itself holds the mixture."""
     from usfan.api import adapt_several as run_several
-    from usfan.api import settled, settled_values
+    from usfan.api import for_run, settled, settled_values
     from usfan.artifacts.model import as_model, check_members
     from usfan.evaluation.samples import adaptation_metrics
     from usfan.runs.folder import open_run

@@ -7,7 +7,6 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +122,6 @@ def describe_test(among: int | None, seen: int) -> str:
     if among == 0:
         return f"none of the {seen:,} images here is among them"
     return f"{among:,} of the {seen:,} images here are among them, and not in these figures"
-
-
-def for_run(data: Any, classes: Sequence[str], config: Any) -> Any:
-    """The target as a run with these settings takes it. Names that the model does not know may be slips: they are said,
-    unless the user said that there are new classes."""
-    from usfan.data.labels import some
-
-    found = data.for_model(classes, open_set=config.may_be_new)
-    if config.setting == "auto" and found.labels is not None and data.classes is not None:
-        new = data.labels[found.labels == len(classes)].unique().tolist()
-        names = [data.classes[number] for number in new if number < len(data.classes)]
-        if names:
-            what = f"{data.name}: {some(names)}: not among the classes of the model"
-            say(f"{what}; labels of these images count as new classes (check the names, or pass --open-set)")
-    return found
 
 
 def say_changes(out: str, data: str, model: Any, module: str | None = None) -> None:
