@@ -60,8 +60,8 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
     context.set_forkserver_preload(
         [
             "usfan.cli.commands",
-            "usfan.evaluation.samples",
-            "usfan.training.source",
+            "usfan.api",
+            "sklearn.cluster",
             "torch.utils.tensorboard",
             "torch._dynamo",
         ]

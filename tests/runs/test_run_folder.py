@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 import usfan as package
-from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
+from small_runs import TINY, adapt_tiny, child_main, class_folder, forkserver, train_tiny, usfan
 from usfan.compute.runtime import Runtime
 from usfan.errors import ConfigError, DataError
 from usfan.files import whole_file, write_json
@@ -75,23 +77,33 @@ def test_private_leaves_paths_and_summary_out(data, source, tmp_path):
     assert json.loads((run / "config.json").read_text())["summary"] == {}
 
 
-def kill_and_resume(command: list, out, seconds: float, rng: random.Random) -> int:
+def run_for(arguments: list[str], seconds: float, spent: str) -> None:
+    """What a child does: the command, which the kernel kills after so many seconds of its own processor time (0:
+    never), whatever else the machine does. `spent`: a file for the seconds of a run that ended."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the process is gone at once
+    try:
+        child_main(arguments)
+    finally:
+        Path(spent).write_text(str(time.process_time()))
+
+
+def child(command: list, out: Path, seconds: float = 0) -> int:
+    """The exit code of a command in a process of its own."""
+    arguments = [str(a) for a in (*command, "--out", out)]
+    process = forkserver().Process(target=run_for, args=(arguments, seconds, f"{out}.seconds"))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def kill_and_resume(command: list, out: Path, seconds: float, rng: random.Random) -> int:
     """Start, kill at a random moment, resume. The number of epochs that were logged when it was killed."""
     share = rng.uniform(0.15, 0.95)
-    while True:
-        shutil.rmtree(out, ignore_errors=True)
-        process = in_child(*command, "--out", out)
-        time.sleep(share * seconds)
-        running = process.is_alive()
-        process.kill()
-        process.join()
-        if running:
-            break
+    while child(command, out, share * seconds) != -signal.SIGPROF:  # it ended before
+        shutil.rmtree(out)
         share *= 0.7
     logged = (out / "log.jsonl").read_text().count('"event": "epoch"') if (out / "log.jsonl").is_file() else 0
-    resumed = in_child(*command, "--out", out, "--resume")
-    resumed.join(60)
-    assert resumed.exitcode == 0
+    assert child([*command, "--resume"], out) == 0
     return logged
 
 
@@ -101,12 +113,8 @@ def test_killed_at_five_random_moments_and_resumed_it_ends_the_same(stage, data,
         command = ["train", data["source"], *RUN]
     else:
         command = ["adapt", source, data["target"], "--method", "u-sfan+", *RUN[2:]]
-    in_child("methods").join()  # the server is up: what follows is timed
-    started = time.perf_counter()
-    whole = in_child(*command, "--out", tmp_path / "whole")
-    whole.join()
-    seconds = time.perf_counter() - started
-    assert whole.exitcode == 0
+    assert child(command, tmp_path / "whole") == 0
+    seconds = float((tmp_path / "whole.seconds").read_text())
     rng = random.Random(7)
     logged = []
     for number in range(5):
