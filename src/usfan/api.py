@@ -169,7 +169,7 @@ def adapt(
     source, engine = as_model(source, module), as_runtime(runtime, device)
     given = {"method": method, **settings}
     config, _ = settled(source, given)
-    data = for_run(as_data(data), source.classes, config)
+    data = for_run(as_data(data), source.classes, config, figures=isinstance(run, (str, Path)))
     table = None if labels is None else few_labels(labels, data, source.classes)
     recorded = {**member_settings(source, name, data, given), "labels": None}
     if labels is not None:
@@ -215,7 +215,7 @@ def adapt_several(
     check_members([(one.classes, one.spec) for one in models])
     given = {"method": method, **settings}
     config, row = settled(models[0], given)
-    data = for_run(as_data(data), models[0].classes, config)
+    data = for_run(as_data(data), models[0].classes, config, figures=run is not None)
     with opened_run(run, member_settings(models[0], names, data, given), "adapt", resume) as (folder, own):
         if own and folder.finished() is not None:
             return as_model(folder.path, module)  # type: ignore[return-value]
@@ -291,19 +291,16 @@ def facts_of(source: SourceModel) -> dict[str, Any]:
     return {"pretrained": source.pretrained, "classes": len(source.classes), "witness": witness}
 
 
-def for_run(data: Any, classes: Sequence[str], config: Any) -> Any:
+def for_run(data: Any, classes: Sequence[str], config: Any, *, figures: bool = True) -> Any:
     """The target as a run with these settings takes it. Names that the model does not know may be slips: the log says
-    so, unless the user said that there are new classes."""
+    so, unless the user said that there are new classes. Without `figures` at the end, labels are not looked at."""
     if not hasattr(data, "for_model"):  # pixels that were decoded before
         return data
-    found = data.for_model(classes, open_set=config.may_be_new)
-    if config.setting == "auto" and found.labels is not None and data.classes is not None:
-        new = data.labels[found.labels == len(classes)].unique().tolist()
-        names = [data.classes[number] for number in new if number < len(data.classes)]
-        if names:
-            what = "labels of these images count as new classes (check the names, or pass --open-set)"
-            log.warning("%s: %s: not among the classes of the model; %s", data.name, some(names), what)
-    return found
+    names = data.unknown_names(classes) if config.setting == "auto" else []
+    if names:
+        what = "labels of these images count as new classes (check the names, or pass --open-set)"
+        log.warning("%s: %s: not among the classes of the model; %s", data.name, some(names), what)
+    return data.for_model(classes, open_set=config.may_be_new) if figures else data
 
 
 def must_be_several(models: Sequence[SourceModel], engine: Any) -> None:

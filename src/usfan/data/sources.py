@@ -17,7 +17,7 @@ from usfan.data import datasets, folders, lists
 from usfan.data.arrays import image_array
 from usfan.data.decoding.decode import SUFFIXES, one_line, to_tensor
 from usfan.data.images import ArrayImages, FileImages, Images
-from usfan.data.labels import Labels, checked_classes, from_given, from_names, match, share_no_name, some
+from usfan.data.labels import Labels, canonical, checked_classes, from_given, from_names, match, share_no_name, some
 from usfan.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -155,6 +155,15 @@ class ImageData:
             )
             return self.without_labels()
         return self.match_classes(table, open_set=open_set)
+
+    def unknown_names(self, classes: Sequence[str]) -> list[str]:
+        """Its class names that are not among `classes`; none if no name is, or if labels are numbers. The labels
+        themselves are not looked at."""
+        names = self.classes if self._named and not self._guessed else None
+        if names is None or share_no_name(names, classes):
+            return []
+        known = {canonical(name) for name in classes}
+        return [name for name in names if canonical(name) not in known]
 
     def match_classes(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """The same images with labels that index `classes`, a model's class list.
