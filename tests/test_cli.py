@@ -87,7 +87,7 @@ def test_help_explains_every_setting(capsys):
         assert words in text
     usfan("train", "--help")
     text = " ".join(capsys.readouterr().out.split())
-    tune = "--tune affine|new|norm|all|auto Which parameters are trained: affine (scales and shifts of BatchNorms, "
+    tune = "--tune affine|new|norm|all|auto Which parameters are trained: affine (scales and shifts of BatchNorm, "
     assert f"{tune}and the head)" in text
     usfan("predict", "--help")
     assert "weight, unknown, error." in capsys.readouterr().out

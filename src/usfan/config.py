@@ -69,12 +69,12 @@ class RuntimeConfig:
     precision: str = "auto"
     """auto (bf16 on a GPU, 32 on a CPU), 32 or bf16."""
     compile: str = "auto"
-    """How a GPU takes its steps: off (one by one), graph (captured as CUDA graphs), on (compiled, then captured; takes
-    a minute or more at first), or auto (graph, or on for long runs)."""
+    """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;
+    compiling takes a minute or more), or auto (graph; on for long runs)."""
     devices: int = 1
-    """How many processes on each node, one per GPU (or CPU process)."""
+    """Number of processes on each node: one per GPU, or this many on a CPU."""
     nodes: int = 1
-    """How many nodes."""
+    """Number of nodes."""
     workers: int | None = None
     """Processes that decode images; by default chosen for the machine."""
     cache: str | None = None
@@ -92,7 +92,7 @@ class OptimiserConfig:
     """SHOT's optimiser: SGD with Nesterov momentum, lr · (1 + 10 p)^(−0.75)."""
 
     batch_size: int = 64
-    """Samples in a step, over all processes."""
+    """Images in one step, over all processes."""
     lr: float = 1e-2
     """Learning rate of the new layers at the first step."""
     backbone_lr_scale: float | None = None
@@ -117,19 +117,19 @@ class TrainConfig(OptimiserConfig):
     pretrained: str = "auto"
     """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
     epochs: int = 50
-    """Passes over the training part."""
+    """Largest number of passes over the training images (see patience)."""
     tune: str = "auto"
-    """Which parameters are trained: affine (scales and shifts of BatchNorms, and the head), new (the layers after the
-    backbone), norm (BatchNorm too), all, or auto: new if the backbone starts from pretrained weights, else all."""
+    """Which parameters are trained: affine (scales and shifts of BatchNorm, and the head), new (the layers after the
+    backbone), norm (these and BatchNorm), all, or auto: new if the backbone has pretrained weights, else all."""
     seed: int = 0
-    """Seeds the split, the initial weights, the order and the views."""
+    """Seed of the split, the initial weights, the order of the images and their augmentation."""
     label_smoothing: float = 0.1
     """α of Eq. 1."""
     validation_share: float = 0.1
-    """Share of the data held out to choose the best epoch and to stop early; 0 trains all epochs and keeps the last."""
+    """Share of the images held out to stop early and to choose the best epoch; 0 trains all epochs, keeps the last."""
     patience: int = 10
-    """Stop if the accuracy on the held-out part has not risen for this many epochs. The best epoch is kept, of equals
-    the latest. 0 trains all epochs."""
+    """Stop if the accuracy on the held-out images has not risen for this many epochs, and keep the best epoch (the
+    latest of equally good ones). 0 trains all epochs."""
     bottleneck: int = 256
     """Width of the layer between backbone and head; 0 for none."""
     dropout: float | None = None
@@ -144,15 +144,15 @@ class TrainConfig(OptimiserConfig):
     prior: float | str = "evidence"
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = "exact"
-    """exact, or factored as in the published program."""
+    """How the prior enters the Kronecker factors: exact, or factored as in the published code."""
     uncertainty: str = "posterior"
-    """Source of the model's certainty: posterior, point (the point estimate), mc-dropout (trains with dropout,
-    rate 0.5 unless --dropout says another) or ensemble (heads on bootstraps, trained after the network). The posterior
-    is fitted and stored in any case."""
+    """Where the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
+    by default at rate 0.5) or ensemble (heads on bootstraps, trained after the network). The posterior is always fitted
+    and stored."""
     members: int = 8
-    """Heads of the ensemble."""
+    """Number of heads in the ensemble."""
     preset: str = "default"
-    """default, paper (the prior precision 5e-4) or shot (the recipe's)."""
+    """default, paper (all layers, prior precision 5e-4) or shot (SHOT's recipe)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,39 +183,40 @@ class AdaptConfig(OptimiserConfig):
     """The method; `usfan methods` lists them. auto: u-sfan++ if a pretrained network can be the witness, else
     u-sfan."""
     setting: str = "auto"
-    """Classes of the target: closed (as the source's), partial (some are missing, or shares differ), open (new ones
-    too), universal (both), or auto: estimated from the images."""
+    """Which classes the target has: closed (those of the source), partial (some are missing, or their shares differ),
+    open (new ones too), universal (missing and new ones), or auto: estimated from the images."""
     tune: str = "auto"
-    """Which parameters are trained: affine (scales and shifts of BatchNorms only), new (the layers after the backbone),
-    norm (BatchNorm too), all, or auto: new, or all if the source model explains less than half of the target's
-    structure."""
+    """Which parameters are trained: affine (scales and shifts of BatchNorm only), new (the layers after the backbone),
+    norm (these and BatchNorm), all, or auto: new, unless the source model fits the target badly and there are enough
+    images to train all."""
     witness: str = "auto"
-    """A frozen pretrained network for the method and the guard: auto, none, NAME, or NAME:WEIGHTS with offline, timm or
-    a file. auto: the network that the source model started from."""
+    """Frozen pretrained network for the method and the guard: auto (the network that the source model started from),
+    none, NAME, or NAME:WEIGHTS with offline, timm or a file."""
     uncertainty: str = "auto"
-    """Source of a sample's certainty: posterior, point (the point estimate), mc-dropout, ensemble, or auto
+    """Where the certainty of an image comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto
     (as stored with the source model)."""
     epochs: int = 15
     """Passes over the target."""
     seed: int = 0
-    """Seeds the order and the views."""
+    """Seed of the order of the images and their augmentation."""
     guard: bool = True
-    """Keep the source model if the guard finds that adaptation did harm; off keeps the last iterate."""
+    """Keep the source model if adaptation seems to have done harm; off keeps the model after the last epoch."""
     preset: str = "default"
-    """default, paper (u-sfan with its literal settings) or shot (the recipe's). --method names another method."""
+    """default, paper (u-sfan with the paper's literal settings) or shot (SHOT's recipe). --method chooses another
+    method."""
     augment: str | None = None
     """Augmentation while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
     source's."""
     samples: int = 128
-    """M, draws from the posterior."""
+    """M, the number of draws from the posterior."""
     given_label_weight: float | None = None
     """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15
     (on digits 1 did harm)."""
     label_folds: int | None = None
-    """Parts in which the labels of --labels are left out in turn to say what they are worth; each part takes one more
-    adaptation. By default 5 if the backbone stays frozen, else 0 (off)."""
+    """To say what the labels of --labels are worth, they are split into this many parts, and each part is left out in
+    turn, in one more adaptation. By default 5 if the backbone stays frozen, else 0 (off)."""
     prior: float | str | None = None
-    """Prior precision for the weights; by default the one stored with the source model."""
+    """Prior precision of the posterior; by default the one stored with the source model."""
     damping: str | None = None
     """exact or factored; by default as stored with the source model."""
     dropout_rate: float | None = None

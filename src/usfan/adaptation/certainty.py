@@ -33,7 +33,7 @@ class Certainty:
     weights: str = "none"
     """none (all samples equal), point (certainty of the point estimate) or posterior (of the posterior predictive)."""
     refresh: str = "epoch"
-    """When weights are made: epoch (test views, BatchNorm in test mode) or step (Algorithm 1, the batch as it is)."""
+    """When weights are computed: epoch (test views, BatchNorm in test mode) or step (Algorithm 1: in every batch)."""
     normalise_weights: bool = True
     """Divide the weights by their mean, so that weighting does not weaken the entropy term as a whole."""
     balance: bool | None = False

@@ -33,9 +33,9 @@ class Split:
     """Score that tells known from unknown while adapting: entropy (recipe), posterior-entropy, mutual-information,
     max-softmax or energy."""
     decision: str = "entropy"
-    """Score by which the adapted model then judges an image."""
+    """Score by which the adapted model calls an image unknown."""
     plain_split: bool = False
-    """Cut the scores by plain 2-means, as the recipe does, even if that calls most samples unknown."""
+    """Split the scores by plain 2-means, as in SHOT's recipe, even if most samples are then unknown."""
 
     def __post_init__(self) -> None:
         one_of("split", self.split, tuple(SCORES))

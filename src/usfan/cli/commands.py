@@ -308,7 +308,7 @@ def methods(settings: dict[str, Any]) -> None:
     name = settings.get("name")
     if name is None:
         table = Table(title="Methods")
-        for column in ("name", "what it does", "weights", "published"):
+        for column in ("name", "what it does", "weights", "published: Office-31/Office-Home/VisDA-C"):
             table.add_column(column)
         for row in METHODS.values():
             table.add_row(row.name, row.summary, row.certainty.weights, row.published)

@@ -103,27 +103,27 @@ PRIVATE = Flag(
     "Leave out paths and file names; train and posterior also leave out settings, log and training figures.",
     "bool",
 )
-ROOT = Flag("root", "Folder that relative paths of a list start from; no image may be outside it.", metavar="DIR")
-STRICT = Flag("strict", "An unreadable image is an error.", "bool")
-BUDGET = Flag("budget", "Multiplies the limits on memory and time that a model or a file may use.", "float", 1.0)
+ROOT = Flag("root", "Base folder of relative paths in a list; no image may be outside it.", metavar="DIR")
+STRICT = Flag("strict", "Stop if an image is unreadable, instead of skipping it.", "bool")
+BUDGET = Flag("budget", "Factor on the limits of memory and time that a model or a file may use.", "float", 1.0)
 CONFIG = Flag("config", "Settings by name; flags override them.", metavar="FILE.yaml")
-SEED = Flag("seed", "Seed of whatever is drawn.", "int", 0)
+SEED = Flag("seed", "Seed of random draws.", "int", 0)
 MODULE = Flag(
     "module",
-    "Function that makes the network of a model that is not timm's; the module is imported.",
+    "For a network that is not from timm: function that returns it. The module is imported.",
     metavar="MODULE:FUNCTION",
 )
 LABELS = Flag(
     "labels",
-    "Labels of a few of these images, to learn from: a table path,label, such as a filled-in label_first.csv.",
+    "Labels of a few of these images to learn from: a table path,label, such as label_first.csv, filled in.",
     metavar="FILE",
 )
-UNLABELLED = Flag("unlabelled", "Ignore labels, and take folders of any names and depth.", "bool")
-OPEN_SET = Flag("open_set", "The data may hold classes that the model does not know.", "bool")
+UNLABELLED = Flag("unlabelled", "Ignore labels; read folders of any name and depth.", "bool")
+OPEN_SET = Flag("open_set", "The images may show classes that the model does not know.", "bool")
 PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
 UNCERTAINTY = Flag(
     "uncertainty",
-    "Source of certainty: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
+    "Where certainty comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
     default="auto",
     choices=choices_of(AdaptConfig, "uncertainty"),
 )
@@ -175,8 +175,8 @@ def posterior() -> Command:
             "Common": (
                 OUT,
                 Flag("backbone", "timm model that the state dict belongs to."),
-                Flag("head", "Name of its final Linear layer; timm models know theirs."),
-                Flag("classes", "Names of the model's outputs in its order: one per line, or JSON.", metavar="FILE"),
+                Flag("head", "Name of the last Linear layer; not needed for timm models."),
+                Flag("classes", "Class names in the order of the outputs: one per line, or JSON.", metavar="FILE"),
                 *fields(TrainConfig, "prior", "damping", "uncertainty", "members"),
                 Flag("dropout_rate", "Rate of MC dropout; by default that of the training, or 0.1.", "float | None"),
                 Flag(
@@ -255,7 +255,7 @@ def predict() -> Command:
             "Common": (
                 Flag("out", "Output file (required, unless --json prints the predictions).", metavar="FILE"),
                 Flag("json", "JSON instead of CSV, one object per line; without --out to standard output.", "bool"),
-                Flag("coverage", "Abstain on the least certain 1 − coverage.", "float | None"),
+                Flag("coverage", "Share of the images that get a label; the others abstain.", "float | None"),
                 UNCERTAINTY,
             ),
             "Data and model": (ROOT, STRICT, MODULE),
@@ -267,7 +267,7 @@ def predict() -> Command:
 
 def report() -> Command:
     out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
-    about = "Folder that images may be shown from; by default only runs made on this machine show theirs."
+    about = "Folder from which the report may show images; by default it shows those of runs made on this machine."
     root = Flag("root", about, metavar="DIR")
     runs = Flag("runs", "Run folders, or a folder of runs.", "list[str]", metavar="RUN")
     groups = {"Common": (out, root), **every_command(SEED)}
@@ -276,13 +276,13 @@ def report() -> Command:
 
 def export() -> Command:
     onnx = Flag("onnx", "Output file (required).", metavar="FILE")
-    tensors = Flag("tensors", "The graph takes the network's own input and gives features and logits.", "bool")
+    tensors = Flag("tensors", "The graph takes preprocessed images and returns features and logits.", "bool")
     groups = {"Common": (onnx, tensors, UNCERTAINTY, MODULE), **every_command(SEED)}
     return Command("MODEL --onnx FILE [OPTIONS]", (MODEL,), groups, required=("model", "onnx"))
 
 
 def methods() -> Command:
-    name = Flag("name", "A method, for its settings.")
+    name = Flag("name", "A method, to list its settings.")
     return Command("[NAME] [OPTIONS]", (name,), every_command(SEED))
 
 
@@ -292,45 +292,45 @@ def completion() -> Command:
 
 
 LAST_ITERATE = Flag(
-    "guard", "Keep the source model if the guard finds that adaptation did harm.", "bool | None", default="off"
+    "guard", "Keep the source model if adaptation seems to have done harm.", "bool | None", default="off"
 )
-PAIRS = Flag("pairs", "Only these tasks.", "list[str]", metavar="A-B")
-RAY = Flag("ray", "Run cells side by side on Ray: a cluster's address, or local for this machine.", metavar="ADDRESS")
+PAIRS = Flag("pairs", "Run only these pairs of domains.", "list[str]", metavar="A-B")
+RAY = Flag("ray", "Run cells in parallel with Ray: the address of a cluster, or local.", metavar="ADDRESS")
 
 
 def study() -> Command:
     root = Flag("data", "Folder of domain folders, each with one folder of images per class.", metavar="ROOT")
-    methods = "By default those of the paper, and u-sfan++ if the backbone is pretrained."
+    methods = "Methods to compare; by default those of the paper, and u-sfan++ if the backbone is pretrained."
     return study_command(
         "ROOT [OPTIONS]",
         root,
         (
             Flag("methods", methods, "list[str]"),
-            Flag("seeds", "By default 0 1 2.", "list[int]"),
+            Flag("seeds", "Random seeds; by default 0 1 2.", "list[int]"),
             PAIRS,
             Flag("out", "Run folder.", default="runs/study", metavar="DIR"),
             RAY,
         ),
         fields(TrainConfig, "backbone")[0],
-        Flag("allow_classes", "Leave out classes that not all domains have.", "bool"),
+        Flag("allow_classes", "Keep only the classes that all domains share.", "bool"),
     )
 
 
 def reproduce() -> Command:
     return study_command(
         f"{{{','.join(BENCHMARKS)}}} [OPTIONS]",
-        Flag("benchmark", "Which one.", choices=BENCHMARKS),
+        Flag("benchmark", "The benchmark to reproduce.", choices=BENCHMARKS),
         (
             Flag("data", "Folder of the data set.", metavar="ROOT"),
-            Flag("methods", "By default those of the paper.", "list[str]"),
+            Flag("methods", "Methods to run; by default those of the paper.", "list[str]"),
             Flag("seeds", "By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0.", "list[int]"),
             PAIRS,
             Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
             RAY,
         ),
-        Flag("backbone", "Another network than the benchmark's own."),
-        Flag("allow_counts", "Accept other numbers of images.", "bool"),
-        Flag("allow_classes", "Accept missing classes too.", "bool"),
+        Flag("backbone", "Network to use instead of the benchmark's own."),
+        Flag("allow_counts", "Accept a data set with other numbers of images.", "bool"),
+        Flag("allow_classes", "Accept a data set with missing classes.", "bool"),
     )
 
 
@@ -338,13 +338,13 @@ def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: F
     """Flags of the two commands that run pairs × methods × seeds."""
     given = (*fields(AdaptConfig, "setting", "epochs", "preset"), LAST_ITERATE)
     adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
-    about = "Epochs of stage 1. Other settings of `usfan train`: --set source_NAME=VALUE."
+    about = "Epochs of the source training; set its other settings by --set source_NAME=VALUE."
     source = (backbone, *fields(TrainConfig, "pretrained"), Flag("source_epochs", about, "int | None"))
     computing = (
-        Flag("seed", "The only seed; see --seeds.", "int"),
+        Flag("seed", "One seed, instead of --seeds.", "int"),
         *others(RuntimeConfig, without=ADVANCED),
-        Flag("share", "GPU share that each cell asks Ray for.", "float", 0.5),
-        Flag("threads", "CPU threads of a cell, and the cores it asks Ray for (1 by default there).", "int | None"),
+        Flag("share", "With Ray, the share of a GPU per cell.", "float", 0.5),
+        Flag("threads", "CPU threads per cell; with Ray also the cores per cell (default 1).", "int | None"),
     )
     return Command(
         usage,
@@ -363,16 +363,16 @@ def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: F
 
 
 COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
-    "demo": ("Adapt MNIST and UCI digits both ways with all methods; a table and pictures go to runs/demo.", demo),
+    "demo": ("Adapt between MNIST and UCI digits with all methods of the paper; results go to runs/demo.", demo),
     "train": ("Train a source model and fit its posterior.", train),
-    "posterior": ("Fit a posterior to a trained model, post hoc.", posterior),
+    "posterior": ("Fit a posterior to a model that is already trained.", posterior),
     "adapt": ("Adapt a source model to unlabelled images.", adapt),
     "evaluate": ("Measure accuracy and calibration on labelled images.", evaluate),
     "predict": ("Write a table of predictions: path, label, confidence, entropy, weight, unknown, error.", predict),
     "report": ("Write one HTML page about one or more runs.", report),
     "export": ("Export the model as one ONNX graph.", export),
     "methods": ("List the methods, or the settings of one.", methods),
-    "study": ("Run all pairs of your own domains, methods and seeds: tables, figures and a report.", study),
+    "study": ("Compare methods on all pairs of your own domains: tables, figures and a report.", study),
     "reproduce": ("Reproduce the paper's tables and figures.", reproduce),
     "completion": ("Print shell completion of commands, flags and values.", completion),
 }

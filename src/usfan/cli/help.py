@@ -15,7 +15,7 @@ WIDEST = 110
 def overview() -> str:
     rows = [entry(name, summary) for name, (summary, _) in COMMANDS.items()]
     about = "Adapt a trained image classifier to unlabelled images from a new domain."
-    more = "usfan COMMAND --help lists what a command takes; usfan --version prints the version."
+    more = "usfan COMMAND --help lists the arguments of a command; usfan --version prints the version."
     every = entry(spelled(BUDGET), with_default(BUDGET))
     lines = ["Usage: usfan COMMAND [ARGUMENTS]", "", about, "", "Commands:", *rows, "", "Every command:", every]
     return "\n".join([*lines, "", more])
@@ -29,7 +29,7 @@ def help_page(name: str) -> str:
         lines += ["", "Arguments:", *(entry(flag.metavar or flag.name.upper(), flag.about) for flag in command.places)]
     for title, flags in command.groups.items():
         lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags if flag != BUDGET)]
-    return "\n".join([*lines, "", "Every command takes --budget N too, which raises limits: see usfan --help."])
+    return "\n".join([*lines, "", "Every command also takes --budget N, which raises limits (see usfan --help)."])
 
 
 def entry(left: str, text: str) -> str:

@@ -21,7 +21,7 @@ class Separation(Term):
     """Raises the entropy of samples judged unknown."""
 
     separation: float = 1.0
-    """σ, the weight of their entropy. Only if the target may show new classes."""
+    """σ, weight of the term that raises the entropy of images judged unknown; only if there may be new classes."""
 
     def __post_init__(self) -> None:
         at_least("separation", self.separation, 0)

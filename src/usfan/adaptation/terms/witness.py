@@ -133,7 +133,7 @@ class WitnessAttraction(Term):
     attraction: float = 1.0
     """Weight of attraction and dispersion."""
     attracted: int = 3
-    """Neighbours that an image is drawn to."""
+    """Number of nearest neighbours that attract an image."""
     dispersion_decay: float = 1.0
     """β, how fast the weight of the dispersion decays; 0 keeps it at 1."""
 
