@@ -3,11 +3,12 @@
     python studies/agreement_digits.py [--seeds 0 1 2 3 4] [--out FILE.json]
     python studies/agreement_digits.py --data FOLDER_OF_THE_NPZ_FILES --epochs 10 --cases u-sfan …
 
-With --data: MNIST and USPS, as many images of each, and SHOT's LeNet, in place of MNIST and UCI and the demo's network.
+With --data it uses MNIST and USPS (equally many images of each) and SHOT's LeNet, instead of MNIST, UCI and the demo's
+network.
 
-Every case runs with every seed, each with its own source model. A row has the accuracy of a run's last iterate, and its
-agreement with the run of the next seed (the last with the first). A case is judged by the mean over its seeds. Labels
-serve for the accuracy alone.
+Every case runs with every seed, each with its own source model. A row has the accuracy of the model after the last
+epoch, and its agreement with the run of the next seed (the last seed with the first). A case is judged by the mean over
+its seeds. Labels are used only to measure accuracy.
 """
 
 from __future__ import annotations

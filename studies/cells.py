@@ -29,7 +29,7 @@ RECIPE = {"guard": False, "balance": False, "anneal": False, "diversity_memory":
 
 @contextlib.contextmanager
 def added(row: Method) -> Iterator[str]:
-    """The row stands in the table for as long as it runs; a variant may have the name of its method."""
+    """Keep the row in the table of methods while it runs; a variant may have the same name as its method."""
     before = METHODS.get(row.name)
     METHODS[row.name] = row
     try:
@@ -60,7 +60,7 @@ def run_variant(
 ) -> dict[str, Any]:
     """Accuracy of the last iterate in percent, seconds, and the path. Labels are used to score, and for nothing else.
 
-    `source_store` is for the variant that fits another posterior, which is stage 1's work.
+    `source_store` is needed by the variant that fits another posterior, which takes the source images.
     """
     began, row, labels = time.time(), variant.row(), store.labels
     assert labels is not None

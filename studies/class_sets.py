@@ -3,9 +3,10 @@
     python -m studies.class_sets OUT --data OFFICE31 [--features FILE.npz] [--seeds 2019 2020 2021] [--jobs 16]
 
 Office-31, EfficientNet-Lite0 frozen, U-SFAN++, last iterate. Situations: all 31 classes; 10 of 31 (partial); 10 known
-and 11 new (open); 10 shared, 10 only in the source, 11 new (universal); a long tail of 50:1. Splits are the field's
-own; `--split N` takes a random one instead, for choosing rules. OUT/rows.jsonl has one line per run, OUT/table.md the
-table. Features are computed once, and kept in FILE.npz if it is given. Labels only score the runs.
+and 11 new (open); 10 shared, 10 only in the source, 11 new (universal); a long tail of 50:1. Splits are those of the
+literature; `--split N` takes a random one instead, for choosing rules. OUT/rows.jsonl has one line per run,
+OUT/table.md the table. Features are computed once, and kept in FILE.npz if it is given. Labels are used only to score
+the runs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""A corpus of runs, good and bad, on the shifts of `studies.shifts`: what the guard, the ladder and the estimate of
-accuracy are chosen on (CHOOSE) and judged on (JUDGE).
+"""A corpus of good and bad runs on the shifts of `studies.shifts`. The guard, the ladder and the estimate of accuracy
+are chosen on one half (CHOOSE) and tested on the other (JUDGE).
 
     python -m studies.corpus OUT --images PACKED --seconds 500
 
-Runs with a frozen backbone go to the CPU's cores, runs that move it to the GPU. For each run it keeps what the source
-model and the last iterate say of every image, never the images; true labels are kept to score rules afterwards. Files:
-OUT/{choose,judge}.npz and .jsonl. PACKED is a folder with images.bin and images.json, made by `studies.pack`.
+Runs with a frozen backbone use the CPU's cores, runs that train it use the GPU. For each run it keeps the outputs of
+the source model and of the last epoch's model for every image, never the images; true labels are kept to score rules
+later. Files: OUT/{choose,judge}.npz and .jsonl. PACKED is a folder with images.bin and images.json, made by
+`studies.pack`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def tasks() -> list[dict[str, Any]]:
 
 
 class Kept:
-    """Arrays and rows of the runs, in two files, written now and then."""
+    """Arrays and rows of the runs, in two files that are written from time to time."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -129,7 +130,7 @@ class Kept:
 
 
 def describe(model: SourceModel, store: Any, runtime: Any, target: str, source: str) -> dict[str, np.ndarray]:
-    """What a source model says of a target, once for all runs between them."""
+    """Outputs of a source model on a target, computed once for all runs of that pair."""
     classifier = on_features(model.classifier) if isinstance(store, FeatureStore) else model.classifier
     features, logits = forward_store(classifier, store, model.spec, runtime)
     draws = model.posterior.draws(features, DRAWS)

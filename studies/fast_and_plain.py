@@ -3,8 +3,8 @@ eager, on a GPU.
 
     python studies/fast_and_plain.py --data ROOT --models FOLDER/models --seed 2021 --out FILE.json
 
-FOLDER is that of `usfan reproduce office31`, whose source models of that seed are used; the seeds of the adaptation
-are 1 to 3.
+FOLDER is the run folder of `usfan reproduce office31`; its source models of that seed are used. The adaptations have
+seeds 1 to 3.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Office-31 as frozen features of EfficientNet-Lite0, computed once: what the studies of uncertainties and of several
-sources run on. With a cache folder a second run takes no pass over the images."""
+"""Office-31 as frozen features of EfficientNet-Lite0, computed once, for the studies of uncertainties and of several
+sources. With a cache folder, a second run needs no pass over the images."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def office31(root: Path, runtime: Runtime) -> dict[str, FeatureStore]:
 
 
 def only(store: FeatureStore, classes: Sequence[str], known: Sequence[str] | None = None) -> FeatureStore:
-    """The images of these classes. Labels are numbers of `known` (by default `classes`); those of others are one more
-    number, that of the unknown."""
+    """The images of these classes. Labels are positions in `known` (by default `classes`); all other classes
+    share one more label, that of the unknown."""
     assert store.labels is not None
     assert store.classes is not None
     known = classes if known is None else known

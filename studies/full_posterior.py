@@ -1,4 +1,4 @@
-"""The posterior of the last layer with its whole covariance, no Kronecker factors: a second member of `Uncertainty`.
+"""The posterior of the last layer with its full covariance instead of Kronecker factors: another kind of `Uncertainty`.
 
     p(θ | D) ≈ N(θ_MAP, (Σ_i φ_i φ_iᵀ ⊗ (diag(p_i) − p_i p_iᵀ) + δI)⁻¹)      the exact last-layer GGN
 
@@ -24,7 +24,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, eq=False)
 class FullPosterior:
-    """Under the prior that the evidence of the factors chose."""
+    """With the prior precision that maximises the evidence of the Kronecker factors."""
 
     kind = "full"
 

@@ -1,9 +1,10 @@
-"""How time and memory grow with the number of target images: U-SFAN++ on made features, 1,280 wide, 100 classes.
+"""How time and memory grow with the number of target images: U-SFAN++ on synthetic features, 1,280
+dimensions, 100 classes.
 
     python -m studies.growth OUT.json [--sizes 2000 20000 200000] [--device cuda]
 
-One line per size: seconds of the neighbours, of the first clustering, of an epoch and of the whole adaptation (15
-epochs), and the peak memory of the process (of the device on a GPU). Features are given.
+One line per size: seconds for the neighbours, the first clustering, an epoch and the whole adaptation (15 epochs), and
+the peak memory of the process (on a GPU, of the device). Computing features is not included.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m studies.guard_study CORPUS FEATURES OUT.json [--part choose|judge]
 
-CORPUS is a folder that `studies.corpus` wrote. FEATURES holds features of the targets in EfficientNet-Lite2, the judge
-of runs that used EfficientNet-Lite0: lite2-DATASET-DOMAIN[-SHIFT].npy. Networks from scratch are judged in the source
-model's features, of which the corpus keeps five neighbours; wide neighbourhoods are not looked at there. The decision
-is `usfan.adaptation.guard.choose_epoch` itself. Labels only score it.
+CORPUS is a folder written by `studies.corpus`. FEATURES holds EfficientNet-Lite2 features of the targets, because Lite2
+judges the runs that used EfficientNet-Lite0: lite2-DATASET-DOMAIN[-SHIFT].npy. Networks trained from scratch are judged
+by the source model's features; the corpus keeps five neighbours of these, so wide neighbourhoods are not used there.
+The decision is made by `usfan.adaptation.guard.choose_epoch` itself. Labels are used only to score it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def look_at(row: dict[str, Any], arrays: Any, features: Path, cache: dict[str, A
 
 
 def is_bad(row: dict[str, Any]) -> bool:
-    """Ten times the learning rate, or the literal settings."""
+    """Whether the run has ten times the learning rate, or the paper's literal settings."""
     return bool(row.get("lr") or row.get("preset"))
 
 

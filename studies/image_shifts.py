@@ -1,6 +1,6 @@
 """Synthetic shifts of photographs: pure PIL/numpy functions `(image, seed) -> image`, RGB in, RGB of the same size out.
 
-CHOOSE: rules may be chosen on these. JUDGE: looked at once, after the rule is frozen.
+Rules may be chosen on the shifts in CHOOSE. Those in JUDGE are used once, after a rule is fixed.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python studies/label_first.py digits --out docs/results/label-first-digits.json
 
 For each task and seed: a source model is trained and adapted without labels by the default method, as `usfan train` and
-`usfan adapt --guard off` do. Each rule then chooses one image per class of the target from what the adapted model says
-(never from labels), their labels are given, and the source model is adapted again with them (`--labels`). Accuracy is
-on the images that no rule chose, so that all rules are judged on the same ones.
+`usfan adapt --guard off` do. From the adapted model's predictions, never from labels, each rule then chooses as many
+images as there are classes, and the source model is adapted again with the labels of these images (`--labels`).
+Accuracy is measured on the images that no rule chose, so that all rules are compared on the same images.
 
 Rules: random and label_first; with `--rules`, doubt (the largest entropy of the posterior predictive) and clusters
 (k-means, no weights) too.
@@ -59,7 +59,7 @@ def office31(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
 
 
 def features(given: argparse.Namespace, domain: str, runtime: Runtime) -> FeatureStore:
-    """Of the frozen backbone, from the file of an earlier run or computed."""
+    """Features of the frozen backbone, from the file of an earlier run or computed now."""
     data, file = usfan.ImageData(given.data / domain), given.work / f"{domain}.safetensors"
     if not file.is_file():
         backbone = create_backbone(BACKBONE, "offline")

@@ -2,7 +2,7 @@
 
     python studies/label_quality.py --data ROOT --models FOLDER/models [--seed 2021] [--tasks AD AW] [--out FILE.json]
 
-FOLDER is that of a closed-set study (`usfan reproduce office31`). Labels are used to count, and for nothing else.
+FOLDER is the run folder of a closed-set study (`usfan reproduce office31`). True labels are used only to count.
 """
 
 from __future__ import annotations

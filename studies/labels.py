@@ -6,7 +6,7 @@ With unit features φ, k nearest neighbours N(i) by cosine, similarity s_ij, cer
     F ← α S F + (1 − α) Y,  Y_j = w_j p_j,  S the row-normalised similarities   propagation: many hops
 
 Gaussians: a mixture of K of them, of equal weight, with one covariance Σ, fitted to the same features by EM from
-nearest-centroid labels. Σ is drawn to a multiple of the identity as far as Ledoit and Wolf have it (2004).
+nearest-centroid labels. Σ is shrunk towards a multiple of the identity by the rule of Ledoit and Wolf (2004).
 
 Shapes: N samples, K classes, D features, k neighbours.
 """
@@ -53,7 +53,7 @@ def shrunk(scatter: Tensor, fourth: Tensor, count: Tensor) -> Tensor:
 
 
 def nearest_gaussian(features: Tensor, labels: Tensor, classes: int, *, mask: Tensor | None = None) -> Tensor:
-    """N labels by Gaussians with one covariance, EM from `labels`. A class without a sample there gets none here."""
+    """N labels by Gaussians with a shared covariance, by EM from `labels`. A class without samples there gets none."""
     phi = unit_features(features).double()
     keep = torch.ones(len(phi), dtype=phi.dtype, device=phi.device) if mask is None else mask.double()
     phi = phi - (keep @ phi) / keep.sum().clamp_min(1)

@@ -2,10 +2,10 @@
 
     python -m studies.methods_table OUT --features LITE0.npz [--witness LITE2.npz] [--seeds 2019 2020 2021] [--jobs 16]
 
-Features are those of `studies.class_sets` (made by it with --features). The last iterate; one setting for all tasks; no
-target label is used for any choice. Beside the methods of `usfan methods` it runs U-SFAN++ with other parts: names by
-the point estimate, no labels, no attraction, and another network as witness. OUT/rows.jsonl has one line per run,
-OUT/table.md the table. shot++ is left out: its first stage turns the images themselves.
+`studies.class_sets --features` writes the features. Accuracy is that of the model after the last epoch. All tasks have
+the same settings, and labels are used only to score. Beside the methods of `usfan methods` it runs variants of
+U-SFAN++: names by the point estimate, no labels, no attraction, and another network as witness. OUT/rows.jsonl has one
+line per run, OUT/table.md the table. shot++ is left out: its first stage rotates the images themselves.
 
     python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540] [--jobs 4]
 

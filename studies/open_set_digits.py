@@ -2,7 +2,8 @@
 
     python studies/open_set_digits.py [--seeds 0 1 2] [--epochs 8] [--out FILE.json]
 
-Every method with and without separation; HOS by each score, split by the same rule for all. Labels score only.
+Every method runs with and without separation. HOS is computed for each score, with the same threshold rule for all.
+Labels are used only to score.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packs the images of `studies.corpus` into one file, for a machine that takes few files.
+"""Packs the images of `studies.corpus` into one file, which is faster to copy to another machine.
 
     python -m studies.pack ROOT OUT
 

@@ -1,4 +1,4 @@
-"""The path of a run: accuracy and label-free validators after every epoch. Labels serve for the accuracy alone."""
+"""The path of a run: accuracy and label-free validators after every epoch. Labels are used only to measure accuracy."""
 
 from __future__ import annotations
 

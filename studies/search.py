@@ -1,8 +1,9 @@
-"""The search of docs/results.md on Office-31: every variant of `variants.py` on some tasks, in several processes.
+"""The search on Office-31 (docs/studies/certainty-weights.md, pseudo-labels.md): every variant of `variants.py` on some
+tasks, in several processes.
 
     python studies/search.py --data ROOT --weights FILE --out DIR [--tasks DA WA AD AW] [--epochs 40] [--seed 2020]
 
-Rows go to DIR/rows.jsonl as they come. Labels are used to score the last iterate, and for nothing else.
+Rows are appended to DIR/rows.jsonl. Labels are used only to score the model after the last epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def options() -> argparse.Namespace:
 
 
 def claim(path: Path) -> bool:
-    """Whether this process is the first to ask."""
+    """Whether this process is the first to claim the cell."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

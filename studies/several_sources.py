@@ -3,11 +3,11 @@
     python studies/several_sources.py office31 ROOT --cache DIR --out docs/results/several-sources-office31.json
     python studies/several_sources.py digits FOLDER_OF_THE_NPZ_FILES --out docs/results/several-sources-digits.json
 
-ROOT holds Office-31; the folder holds mnist.npz and usps.npz. Every domain is the target once, the two others are the
-sources, trained apart. A row has the accuracy of each adapted source alone, of their mixtures by every rule of
+ROOT holds Office-31; the folder holds mnist.npz and usps.npz. Every domain is the target once, and the two others are
+the sources, trained separately. A row has the accuracy of each adapted source alone, of their mixtures by every rule of
 `usfan.scoring.mixing`, of the mixture by certainty before adaptation, and (Office-31) of DECISION: the bottlenecks of
 both sources and their weights trained together, information maximisation and 0.3 × cross-entropy on pseudo-labels.
-Last iterate. Labels serve for the figures alone.
+Figures are those of the model after the last epoch. Labels are used only for the figures.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def mixture_of(networks: list[Any], weights: Tensor, features: Tensor, *, train:
 
 @torch.no_grad()
 def pseudo_labels(networks: list[Any], weights: Tensor, features: Tensor) -> Tensor:
-    """Nearest centroid, by the distances in each source's features weighted as the sources are; two rounds."""
+    """Nearest centroids, in two rounds; distances in each source's features are weighted like the sources."""
     probs = mixture_of(networks, weights, features)
     spaces = [torch.nn.functional.normalize(network.eval()(features)[0], dim=1) for network in networks]
     for _ in range(2):

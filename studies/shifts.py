@@ -1,8 +1,8 @@
 """The shifts that rules are chosen on, and those that were set aside to judge them.
 
-This list was written before any rule of the second wave (what moves, when to trust the witness, the guard, the class
-set, the estimate of accuracy) was chosen. A rule may look at runs on `CHOOSE`. Its figures are reported on `JUDGE`,
-which is run once the rule is fixed. Seeds 2019, 2020 and 2021 throughout.
+This list was written before these rules were chosen: which layers are trained, when to trust the witness, the guard,
+which classes occur, the estimate of accuracy. A rule may use runs on `CHOOSE`. Its figures are reported on `JUDGE`,
+which is run once, after the rule is fixed. Seeds 2019, 2020 and 2021 throughout.
 """
 
 CHOOSE = {

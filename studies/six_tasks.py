@@ -1,9 +1,9 @@
-"""Seconds of the six tasks of Office-31 from decoded images: features, three source models, six adaptations (U-SFAN++).
+"""Time of the six tasks of Office-31 from decoded images: features, three source models, six adaptations (U-SFAN++).
 
     python -m studies.six_tasks OUT.json --packed FOLDER [--device cuda] [--epochs 40]
 
-EfficientNet-Lite0 frozen, in one process. Images are those that `studies.pack` packed. Seconds start after the images
-are decoded and the first use of the device.
+EfficientNet-Lite0 frozen, in one process. The images are packed by `studies.pack`. The clock starts after the images
+are decoded and the device has been used once.
 """
 
 from __future__ import annotations

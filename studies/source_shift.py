@@ -1,9 +1,9 @@
-"""Settings chosen with no target label: one half of the source's images trains, the other half, spoilt, is the target.
+"""Choosing settings without target labels: train on one half of the source images, and adapt to the other half, spoilt.
 
     python studies/source_shift.py office31 --data ROOT --weights offline --out FILE.json
     python studies/source_shift.py digits --out FILE.json
 
-The rule: of the variants, the one with the highest accuracy, mean over domains, shifts and seeds. Who trains the source
+The rule takes the variant with the highest accuracy, averaged over domains, shifts and seeds. Whoever trains the source
 model has these labels, and no target is needed.
 """
 

@@ -1,4 +1,4 @@
-"""What was tried and is no part of the library: terms, and ways to weigh samples, on top of the library's own.
+"""Loss terms and ways to weight samples that were tried and are not part of the library.
 
 Each changes one thing about a term or about `Certainty`; `variants.py` puts them into the rows of methods.
 
@@ -77,7 +77,7 @@ class SquaredCertainty(Certainty):
 
 @dataclass(frozen=True)
 class EpistemicCertainty(Certainty):
-    """exp(−mutual information): what more source data could not tell counts as certain."""
+    """exp(−mutual information): only uncertainty that more source data would remove lowers the weight."""
 
     def raw(self, outputs: Outputs) -> Tensor:
         return torch.exp(-outputs.mutual_information)
@@ -133,7 +133,7 @@ class GaussianLabels(PseudoLabels):
 
 @dataclass
 class CertainCentroids(PseudoLabels):
-    """A sample pulls at its centroid with the strength of its certainty."""
+    """Each sample counts in its centroid with its certainty."""
 
     def find(self, outputs: Outputs) -> Tensor:
         return nearest_centroid(outputs.features, outputs.probs, mask=self.guide.certainty.raw(outputs))
@@ -155,7 +155,7 @@ class BalancedLabels(PseudoLabels):
 
 @dataclass
 class LastingLabels(PseudoLabels):
-    """Labels from the running mean of the predictions: one epoch's change of mind counts two fifths."""
+    """Labels from the running mean of the predictions: a new prediction counts two fifths."""
 
     def start(self, context: Context) -> None:
         super().start(context)
@@ -174,7 +174,7 @@ class LastingLabels(PseudoLabels):
 
 @dataclass
 class LateLabels(PseudoLabels):
-    """Labels from the second third of the run on: before, features have hardly moved, and more are wrong."""
+    """Labels start after the first third of the run: before, features have hardly moved, and more labels are wrong."""
 
     def decide(self, facts: Facts) -> PseudoLabels:
         return dataclasses.replace(super().decide(facts), pseudo_label_warmup=facts.epochs // 3)
@@ -213,7 +213,7 @@ class AgreementLabels(WeightedLabels):
 
 @dataclass
 class MixedLabels(PseudoLabels):
-    """The pseudo-label loss on mixtures of two views, the mixture of their labels as the target; twice the work."""
+    """The pseudo-label loss on mixtures of two views, with the mixture of their labels as target; twice the work."""
 
     needs_pixels = True
 

@@ -3,10 +3,10 @@ an ensemble: Office-31, frozen EfficientNet-Lite0, closed and open set. About a 
 
     python studies/uncertainty.py ROOT --cache DIR --out docs/results/uncertainty.json
 
-ROOT holds Office-31. All rows of a seed and source start from one network, but for `mc-dropout trained`, which has one
-that was trained with dropout 0.5 before its last layer; `mc-dropout` drops at rate 0.1 what was trained without. Last
-iterate, the method's own settings. A row has the figures of the source model (`before_…`) and of the adapted one.
-Seconds are those of the processor. Labels serve for the figures alone.
+ROOT holds Office-31. All rows of a seed and source start from the same network, except `mc-dropout trained`, whose
+network was trained with dropout 0.5 before the last layer; `mc-dropout` uses rate 0.1 on the network trained without
+dropout. Figures are those of the model after the last epoch, with the method's own settings. A row has the figures of
+the source model (`before_…`) and of the adapted one. Seconds are processor time. Labels are used only for the figures.
 """
 
 from __future__ import annotations

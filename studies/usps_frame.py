@@ -1,8 +1,9 @@
-"""How much of MNIST→USPS is the frame: a LeNet trained on MNIST, USPS test images stretched, or set into a frame.
+"""How much of the gap on MNIST→USPS comes from the margin: a LeNet trained on MNIST classifies USPS test images,
+stretched to the full size or with a margin.
 
     python studies/usps_frame.py --data FOLDER_OF_THE_NPZ_FILES      # CPU, a minute
 
-MNIST's digits lie in the middle 20 of 28 pixels; USPS's fill their 16. Labels serve for the accuracy alone.
+MNIST's digits lie in the middle 20 of 28 pixels; USPS's fill their 16. Labels are used only to measure accuracy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was tried to make the posterior earn its place (docs/results.md): one change each, on top of a method.
+"""Variants that were tried to improve on a method (docs/studies/certainty-weights.md): each changes one thing.
 
 A variant is a row: a method of the library with other settings, with parts of `studies.terms` in place of its own, or
 with one term more.

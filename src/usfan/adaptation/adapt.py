@@ -256,7 +256,7 @@ class Adaptation:
         """Decide the setting from what the source model and the witness see of the target."""
         count, classes, setting = len(self.store), len(self.source.classes), "closed"
         if not self.method.adapts or self.decide is None:
-            self.found = {"setting": setting, "reason": f"{self.method.name} trains nothing, so nobody looked"}
+            self.found = {"setting": setting, "reason": f"{self.method.name} trains nothing; classes not estimated"}
         elif count <= classes:
             reason = f"{count} images are too few to tell which of {classes} classes occur"
             self.found = {"setting": setting, "reason": reason}

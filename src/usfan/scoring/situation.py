@@ -15,11 +15,11 @@ name. Images of new classes form clusters that names do not explain. Both are co
     explained = (L_named − L_one) / (L_more − L_one)            L: mean log-likelihood of images not used in the fit
 
 L_one has a single Gaussian. If the named clusters explain under seven eighths of the structure, there is something
-else. As many dimensions are looked at as ¾ of the classes, 4 to 16: further ones show structure within classes. With
-fewer than five classes even these do, and nobody looks.
+else. The search uses ¾ K dimensions, at least 4 and at most 16: further ones show structure within classes. With
+fewer than five classes even these do, so new classes are not looked for.
 
-*Cannot tell.* If the names follow less than half of the structure (κ < ½, `scoring.structure`), neither question has an
-answer, and the target is taken to show the classes of the source.
+*Cannot tell.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), neither question has an
+answer, and the target is assumed to have the classes of the source.
 
 Shapes: N images, K classes, C clusters without a name, D dimensions of the witness space, k neighbours.
 """
@@ -67,7 +67,7 @@ class Situation:
     effective: float
     """exp(H) / K of the shares, begun with label shift or with the plain names: the larger."""
     explained: float | None
-    """Share of the structure that named clusters explain; None if nobody looked."""
+    """Share of the structure that named clusters explain; None if new classes were not looked for."""
     followed: float
     """κ of the names."""
 
