@@ -41,6 +41,8 @@ def test_a_certain_gain_at_both_scales_is_kept():
 def test_a_loss_of_structure_keeps_the_source_model():
     kept = decide(look(-0.1, -0.1))
     assert (kept.kept, kept.epoch, kept.candidate) == ("source", 0, 2)
+    nothing = dataclasses.replace(look(-0.1, -0.1), structure=(0.0, -0.004))
+    assert "0% before, 0% after" in decide(nothing).reason
 
 
 def test_classes_torn_apart_are_seen_at_the_wide_scale():

@@ -94,7 +94,7 @@ def choose_epoch(history: Sequence[Look], rules: Rules | None = None) -> Kept:
     if last.changed < rules.unchanged:
         return Kept("adapted", last.epoch, f"{kept}: {last.changed:.1%} of the predictions changed")
     before, after = last.structure
-    seen = f"agreement of neighbours beyond chance {before:.0%} before, {after:.0%} after"
+    seen = f"agreement of similar images {before:z.0%} before, {after:z.0%} after (corrected for chance)"
     weaker = min(last.near, last.wide, key=lambda interval: interval.low)
     if last.names < rules.names:
         why = f"the source posterior finds only {last.names:.0%} of the new predictions plausible"

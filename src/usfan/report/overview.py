@@ -148,9 +148,7 @@ def tiles(run: Run) -> list[Tile]:
             shown.append(Tile(name, percent(new), detail, mark))
     certain = certain_share(run) if run.kind == "adapt" else None
     if certain is not None:
-        shown.append(
-            Tile("certain predictions", percent(100 * certain, 0), "more than half-way from a guess to certainty")
-        )
+        shown.append(Tile("certain predictions", percent(100 * certain, 0), "by the posterior; see Terms"))
     validators = run.metrics.get("validators")
     if not after and isinstance(validators, dict):
         for key, name in (("coverage", "classes predicted"), ("drift", "left the source prediction")):

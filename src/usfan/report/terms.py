@@ -10,13 +10,13 @@ VALIDATORS = {
     "information_maximization": "Entropy of the mean prediction minus the mean entropy: high if each image gets one "
     "class surely and all classes are used. The adaptation maximises it.",
     "diversity": "How evenly the classes are used: 1 if all are used alike.",
-    "coverage": "Share of the classes that at least one image is given.",
-    "largest_class": "Share of the images in the class that is given most often.",
+    "coverage": "Share of the classes that are predicted for at least one image.",
+    "largest_class": "Share of the images in the class that is predicted most often.",
     "drift": "Share of images whose prediction differs from the source model's.",
-    "certain": "Share of the images whose prediction is more than half-way from a guess to certainty.",
-    "structure": "How much more often near images get the same prediction than by chance, as another network sees "
-    "them: 1 if always.",
-    "structure_gain": "The same, minus the source model's. The guard looks at it.",
+    "certain": "Share of the images to whose class the posterior gives a probability above (1 + 1/K)/2 (K classes).",
+    "structure": "How often images that another network finds similar get the same prediction, corrected for chance: 1 "
+    "if always, 0 as by chance.",
+    "structure_gain": "The same, minus the source model's. The guard uses it.",
     "names": "Share of the changed predictions that the source model's posterior finds plausible.",
 }
 """What each validator says; none of them needs labels."""
@@ -24,11 +24,11 @@ VALIDATORS = {
 TERMS = {
     "source model": "The model before adaptation, as it was trained on other images.",
     "point estimate": "The ordinary prediction of the network. It decides the class.",
-    "posterior": "The prediction averaged over all last layers that fit the training images: less sure if the "
-    "training images say little.",
+    "posterior": "The prediction averaged over all last layers that fit the training images. It is less certain for "
+    "images unlike them.",
     "certainty, or weight": "exp(−entropy of the posterior's prediction): 1 is certain, 1/K (K classes) is a guess. It "
     "weighs each image in the adaptation.",
-    "certain": "The posterior gives the class a probability of more than (1 + 1/K)/2.",
+    "certain": "The posterior gives the class a probability above (1 + 1/K)/2, half-way from a guess to certainty.",
     "ECE": "Expected calibration error: how far the confidence is from the share of right predictions, on average. "
     "Below 5 % is good, above 15 % is bad.",
     "NLL and Brier": "Scores of the probabilities against the labels; lower is better.",
