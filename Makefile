@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := demo,offline,onnx,test,lint,docs
-# loadgroup keeps the tests that share a local Ray in one process.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# loadfile keeps the tests of a file in one process: what they share (a model, a local Ray) is made once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: install demo test test-lowest test-newest sbom docs lint format clean
 

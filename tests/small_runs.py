@@ -3,6 +3,9 @@
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -12,6 +15,8 @@ from usfan.cli.main import main
 
 TINY = ("--device", "cpu", "--workers", "0")
 """Flags of every run here: no decoding processes, which take longer to start than the run itself."""
+LONGEST = 200
+"""Seconds that processes which wait for each other may take, on a machine with much else to do."""
 
 
 def class_folder(root: Path, *, classes: int = 3, images: int = 8, domain: int = 0, first: int = 0) -> Path:
@@ -74,3 +79,40 @@ def in_child(*arguments: object) -> multiprocessing.process.BaseProcess:
     process = forkserver().Process(target=child_main, args=([str(a) for a in arguments],))
     process.start()
     return process
+
+
+def together(target: Callable[..., object], calls: list[tuple]) -> None:
+    """`target(*call)` for every call at the same time, each in a process that has everything imported; all end well."""
+    running = [forkserver().Process(target=target, args=call) for call in calls]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(LONGEST)
+        process.kill()
+        process.join()
+    assert [process.exitcode for process in running] == [0] * len(running)
+
+
+def as_typed(*arguments: object, log: Path) -> int:
+    """The exit code of `usfan ARGUMENTS` as a shell starts it, for commands that start more processes with their own
+    command line; only that the first process has everything imported. What they print goes to `log`."""
+    process = forkserver().Process(target=typed_main, args=([str(a) for a in arguments], str(log)))
+    process.start()
+    process.join(LONGEST)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def typed_main(arguments: list[str], log: str) -> None:
+    import __main__
+
+    __main__.__spec__ = None  # a script, not a module: its place is in sys.argv
+    sys.argv = [str(Path(sys.executable).with_name("usfan")), *arguments]
+    with open(log, "wb") as file:
+        for handle in (1, 2):
+            os.dup2(file.fileno(), handle)
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    child_main(arguments)

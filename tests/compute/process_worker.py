@@ -1,12 +1,8 @@
-"""What one and several processes do alike, as tensors by name. Run as a script it is one of several processes.
-
-python process_worker.py RANK WORLD MEETING_FILE OUT.safetensors
-"""
+"""What one and several processes do alike, as tensors by name. `main` is one of several processes."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -251,7 +247,3 @@ def main(rank: int, world: int, meeting: str, out: str) -> None:
     }
     save_file({k: v.contiguous().clone() for k, v in result.items()}, out)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

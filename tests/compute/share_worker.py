@@ -1,7 +1,6 @@
-"""One of several processes that share a pass: `share_worker.py RANK WORLD MEETING-FILE MODEL DATA OUT`."""
+"""One of several processes that share a pass: `main`."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -23,11 +22,10 @@ def refusal(call, *arguments, **options) -> str:
     return "no refusal"
 
 
-def main() -> None:
-    rank, world = int(sys.argv[1]), int(sys.argv[2])
-    model, data, out = SourceModel.load(sys.argv[4]), sys.argv[5], Path(sys.argv[6])
+def main(rank: int, world: int, meeting: Path, source: Path, data: Path, out: Path) -> None:
+    model = SourceModel.load(source)
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     runtime = Runtime(torch.device("cpu"), workers=0, rank=rank, world=world)
     images = ImageData(data)
     found = {"metrics": evaluate(model, images, batch_size=16, runtime=runtime)}
@@ -51,7 +49,3 @@ def main() -> None:
     found["share"] = list(own_share(100, 16, runtime))
     (out / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

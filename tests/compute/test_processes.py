@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +11,16 @@ import pytest
 import torch
 from PIL import Image
 from process_worker import CASES, CUTS, NORMS, norm_layer, pictures, study
+from process_worker import main as worker
 from safetensors.torch import load_file
 from torch import Tensor
 
+from small_runs import as_typed, together
 from usfan.cli.main import main
 from usfan.compute.accelerate.sync_norm import sync_batch_norms
 from usfan.compute.runtime import Runtime
 
 TOLERANCE = 1e-5
-WORKER = Path(__file__).with_name("process_worker.py")
 Study = dict[str, Tensor]
 two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one process per core")
 
@@ -29,12 +28,7 @@ two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one process pe
 def in_processes(world: int, folder: Path) -> list[Study]:
     """What each of `world` processes found."""
     outs = [folder / f"{world}-{rank}.safetensors" for rank in range(world)]
-    running = []
-    for rank, out in enumerate(outs):
-        command = [sys.executable, str(WORKER), str(rank), str(world), str(folder / f"meet-{world}"), str(out)]
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    errors = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0] * world, "\n".join(errors)
+    together(worker, [(rank, world, str(folder / f"meet-{world}"), str(out)) for rank, out in enumerate(outs)])
     return [load_file(out) for out in outs]
 
 
@@ -137,15 +131,13 @@ def test_the_command_line_starts_two_processes(tmp_path: Path, capfd: pytest.Cap
     adapt = ["adapt", model, target, *options, "--method", "u-sfan+", "--guard", "off", "--epochs", "1"]
     adapt += ["--labels", str(few_labels_of(Path(target), tmp_path / "few.csv"))]
     assert main([*adapt, "--out", one]) == 0
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
-    command = [str(Path(sys.executable).with_name("usfan")), *adapt, "--out", two, "--set", "devices=2"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    log = tmp_path / "two.log"
+    assert as_typed(*adapt, "--out", two, "--set", "devices=2", log=log) == 0, log.read_text()
     assert_same_model(Path(one), Path(two))
     assert moved(Path(model), Path(one)) > 100 * TOLERANCE
     assert not (tmp_path / "two" / "checkpoint").exists()
     assert len((tmp_path / "two" / "log.jsonl").read_text().splitlines()) == 3
-    assert done.stderr.count("the last iterate") == 1
+    assert log.read_text().count("the last iterate") == 1
     capfd.readouterr()
 
 

@@ -2,21 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from share_worker import main as worker
 
-from small_runs import TINY, class_folder, train_tiny, usfan
+from small_runs import TINY, as_typed, class_folder, together, train_tiny, usfan
 from usfan.artifacts.model import SourceModel
 from usfan.compute.runtime import Runtime
 from usfan.compute.share import own_share
 from usfan.data.sources import ImageData
 from usfan.evaluation.evaluate import evaluate
-
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE")}
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +33,7 @@ def model(data, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pair(data, model, tmp_path_factory) -> tuple[Path, list[dict]]:
     out = tmp_path_factory.mktemp("pair")
-    script = Path(__file__).with_name("share_worker.py")
-    running = []
-    for rank in range(2):
-        command = [sys.executable, script, str(rank), "2", out / "meet", model, data, out]
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT))
-    errors = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
+    together(worker, [(rank, 2, out / "meet", model, data, out) for rank in range(2)])
     return out, [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -95,11 +86,9 @@ def test_on_the_command_line(command, data, model, tmp_path, capfd):
         [tmp_path / "one.csv", tmp_path / "two.csv"] if command == "predict" else [tmp_path / "one", tmp_path / "two"]
     )
     assert usfan(command, model, data, "--out", outs[0], *TINY) == 0
-    program = str(Path(sys.executable).with_name("usfan"))
-    call = [program, command, model, data, "--out", outs[1], *TINY, "--devices", "2"]
-    done = subprocess.run(call, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("skipped 2 unreadable files of 87 images") == 1
+    log = tmp_path / "log"
+    assert as_typed(command, model, data, "--out", outs[1], *TINY, "--devices", 2, log=log) == 0, log.read_text()
+    assert log.read_text().count("skipped 2 unreadable files of 87 images") == 1
     one, two = (out if command == "predict" else out / "metrics.json" for out in outs)
     assert one.read_bytes() == two.read_bytes()
     capfd.readouterr()

@@ -19,7 +19,6 @@ from usfan.reproduce.cluster import connected, run_on_ray
 from usfan.reproduce.suite import Suite
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.xdist_group("ray")
 GIVEN = {"backbone": "digits-cnn", "source_epochs": 1, "epochs": 3, "batch_size": 8, "threads": 1}
 
 
