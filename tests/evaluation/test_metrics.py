@@ -149,3 +149,5 @@ def test_the_interval_of_an_accuracy(right, count, low, high):
     assert wilson_interval(right, count) == pytest.approx((low, high), abs=0.006)
     mirrored = wilson_interval(count - right, count)
     assert mirrored == pytest.approx((100 - high, 100 - low), abs=0.006)
+    assert wilson_interval(count, count)[1] == 100
+    assert wilson_interval(0, count)[0] == 0

@@ -47,7 +47,7 @@ def wilson_interval(right: int, count: int, z: float = 1.959964) -> tuple[float,
     share, spread = right / count, z * z / count
     centre = (share + spread / 2) / (1 + spread)
     half = (share * (1 - share) * spread + spread * spread / 4) ** 0.5 / (1 + spread)
-    return max(0.0, 100 * (centre - half)), min(100.0, 100 * (centre + half))
+    return round(100 * (centre - half), 4), round(100 * (centre + half), 4)
 
 
 def open_set_metrics(
