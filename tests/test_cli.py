@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import resource
 import subprocess
@@ -270,3 +271,12 @@ def test_a_run_that_diverges_keeps_the_source_model_and_says_so(model, folder, t
     assert metrics["kept_epoch"] < 3
     assert "not finite" in metrics["guard"]["reason"] or "kept" in metrics["guard"]["reason"]
     assert usfan("predict", out, folder, "--out", tmp_path / "p.csv", *TINY) == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """As in `usfan train --help | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "usfan", "train", "--help"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")

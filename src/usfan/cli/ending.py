@@ -1,6 +1,7 @@
 """How a command ends: exit codes, one line for errors, and signals.
 
-0 done, 1 a fault, 2 a user's mistake, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM).
+0 done, 1 a fault, 2 a user's mistake, 130 interrupted (SIGINT, Ctrl-C), 141 nobody reads the output any more, 143
+terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ def exit_code(program: str, error: BaseException, to_go_on: Callable[[], str] = 
         terminated = isinstance(error, Stopped) and error.number == signal.SIGTERM
         say(f"{program}: {'terminated' if terminated else 'interrupted'}{to_go_on()}")
         return error.code if isinstance(error, Stopped) else 130
+    if isinstance(error, BrokenPipeError):  # as in `usfan … | head -1`: the reader has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        return 128 + signal.SIGPIPE
     if isinstance(error, UsfanError):
         say(f"{program}: {' '.join(str(error).split())}")
         return 2

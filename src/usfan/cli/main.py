@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             raise no_command(name)
         if {"-h", "--help"} & set(words):
-            print(help_page(name))
+            print(help_page(name), flush=True)
             return 0
         with stoppable(), quiet_threads():
             found = parse_settings(name, words[1:])
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             with budget(settings.pop("budget", 1.0)):
                 commands.COMMANDS[name](dict(settings))
+            sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(program(name), error, lambda: going_on(name, settings))
         if code is None:
