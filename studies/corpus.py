@@ -65,8 +65,14 @@ class Data:
         path = self.folder / f"{domain.replace('/', '-')}-{shift}.npy"
         if not path.is_file():
             jobs = [(self.file, start, length, shift) for own, _, start, length in self.index if own == domain]
-            np.save(path, np.stack(self.pool.map(decode, jobs, chunksize=32)))
-        return torch.from_numpy(np.load(path))
+            part, written = path.with_suffix(".part"), None
+            for row, image in enumerate(self.pool.imap(decode, jobs, chunksize=32)):  # never held twice
+                if written is None:
+                    shape = (len(jobs), *image.shape)
+                    written = np.lib.format.open_memmap(part, mode="w+", dtype=image.dtype, shape=shape)
+                written[row] = image
+            part.replace(path)
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
 
     def store(self, domain: str, shift: str | None = None) -> PixelStore:
         labels, classes = self.labels(domain)

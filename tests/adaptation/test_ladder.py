@@ -175,7 +175,7 @@ def test_several_processes_compute_their_own_features(source):
     runtime = start_runtime(None)
     store = engine_store(squares(), source.spec, runtime)
     whole = features_of(source.classifier, store, source.spec, runtime).pixels
-    from usfan.compute.features import BackboneAlone, fill
+    from usfan.compute.features import BackboneAlone, fill, passing
 
     alone = BackboneAlone(source.classifier.backbone, channels_last=False).eval()
 
@@ -183,7 +183,6 @@ def test_several_processes_compute_their_own_features(source):
         def total(self, values):
             return values
 
-    parts = [
-        fill(alone, store, source.spec, Pair(runtime.device, rank=rank, world=2), whole.shape[1]) for rank in (0, 1)
-    ]
+    with passing(alone, source.spec, runtime) as through:
+        parts = [fill(through, store, Pair(runtime.device, rank=rank, world=2), whole.shape[1]) for rank in (0, 1)]
     torch.testing.assert_close(parts[0] + parts[1], whole)

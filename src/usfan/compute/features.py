@@ -9,10 +9,16 @@ Shapes: N images, F features of the backbone.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
+import itertools
 import json
+import math
 import os
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from usfan.compute.passes import PASS_BATCH, faster_laid_out, own_batches, pass_batch
+from usfan.compute.passes import PASS_BATCH, SMALL_PICTURES, faster_laid_out, own_batches, pass_batch
 from usfan.compute.runtime import Runtime
 from usfan.data import cache_file
 from usfan.data.cache import PixelStore
@@ -29,8 +35,15 @@ from usfan.data.views import InputSpec
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
+from usfan.threads import all_threads, use
 
 MEMORY_SHARE = 0.5
+PIECE = 16
+"""Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
+8 a convolution adds up in another order."""
+
+Pass = Callable[[PixelStore, Tensor], Tensor]
+"""Features of the images of a store at some rows."""
 
 
 @dataclass(frozen=True)
@@ -84,26 +97,72 @@ def features_of(
 ) -> FeatureStore:
     """Test views of every image through the network's backbone, in test mode."""
     alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
-    with alone.fast(spec, runtime):
-        width = int(pass_batch(alone, store, torch.zeros(1, dtype=torch.long), spec, runtime).shape[1])
+    with all_threads(), alone.fast(spec, runtime), passing(alone, spec, runtime) as through:
+        width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
         if store.key is None or runtime.world > 1:
-            table = fill(alone, store, spec, runtime, width)
+            table = fill(through, store, runtime, width)
         else:
-            table = from_file(alone, store, spec, runtime, width)
+            table = from_file(through, alone, store, spec, runtime, width)
     kept = {f.name: getattr(store, f.name) for f in dataclasses.fields(PixelStore)}
     return FeatureStore(**{**kept, "pixels": table})
 
 
-def fill(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime, width: int) -> Tensor:
+@contextlib.contextmanager
+def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
+    """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
+    through all layers: within a layer threads would wait for each other, at the end of every one."""
+
+    def through(network: BackboneAlone, store: PixelStore, rows: Tensor) -> Tensor:
+        return pass_batch(network, store, rows, spec, runtime)
+
+    total = torch.get_num_threads()
+    beside = math.gcd(total, PASS_BATCH // PIECE)
+    if runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES or (beside == 1 and total > 1):
+        yield functools.partial(through, alone)
+        return
+    free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
+    for network in [alone, *(twin(alone) for _ in range(beside - 1))]:
+        free.put(network)
+
+    @torch.no_grad()  # a thread has a mode of its own
+    def piece(store: PixelStore, rows: Tensor) -> Tensor:
+        network = free.get()
+        try:
+            return through(network, store, rows)
+        finally:
+            free.put(network)
+
+    use(total // beside)
+    try:
+        with ThreadPoolExecutor(beside) as pool:
+
+            def batch(store: PixelStore, rows: Tensor) -> Tensor:
+                pieces = rows.tensor_split(max(1, len(rows) // PIECE))
+                return torch.cat(list(pool.map(piece, itertools.repeat(store), pieces)))
+
+            yield batch
+    finally:
+        use(total)
+
+
+def twin(module: BackboneAlone) -> BackboneAlone:
+    """The same network with the same tensors, as an object of its own: a layer may note something in itself."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def fill(through: Pass, store: PixelStore, runtime: Runtime, width: int) -> Tensor:
     table = torch.zeros(len(store), width, device=runtime.device)
     with bar("features", len(store)) as shown:
         for start, rows in own_batches(len(store), PASS_BATCH, runtime):
-            table[start : start + len(rows)] = pass_batch(alone, store, rows, spec, runtime)[: len(rows)]
+            table[start : start + len(rows)] = through(store, rows)[: len(rows)]
             shown.advance(len(rows))
     return runtime.total(table) if runtime.world > 1 else table
 
 
-def from_file(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime, width: int) -> Tensor:
+def from_file(
+    through: Pass, alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime, width: int
+) -> Tensor:
     """From the file that an earlier run kept, or through one."""
     folder = Path(runtime.cache or os.environ.get("USFAN_CACHE") or "~/.cache/usfan").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,18 +178,18 @@ def from_file(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime:
                 cache_file.remove_parts(path)
             with cache_file.replacing(path) as file, bar("features", len(store)) as shown:
                 writer = cache_file.Writer(file)
-                for part in parts(alone, store, spec, runtime):
+                for part in parts(through, store, runtime):
                     writer.append(part.cpu().contiguous().view(torch.uint8).view(len(part), *form))
                     shown.advance(len(part))
                 writer.finish(key, form, [])
             found = read(path, key, len(store), form, runtime, place)
-    return fill(alone, store, spec, runtime, width) if found is None else found
+    return fill(through, store, runtime, width) if found is None else found
 
 
-def parts(alone: BackboneAlone, store: PixelStore, spec: InputSpec, runtime: Runtime) -> Iterator[Tensor]:
+def parts(through: Pass, store: PixelStore, runtime: Runtime) -> Iterator[Tensor]:
     for start in range(0, len(store), cache_file.CHECKED):
         rows = torch.arange(start, min(start + cache_file.CHECKED, len(store)), device=runtime.device)
-        yield pass_batch(alone, store, rows, spec, runtime)[: len(rows)]
+        yield through(store, rows)[: len(rows)]
 
 
 def read(path: Path, key: str, count: int, form: tuple[int, int, int], runtime: Runtime, place: str) -> Tensor | None:

@@ -12,6 +12,7 @@ and writes into them: on a GPU the step is captured as a CUDA graph, which reads
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from usfan.compute.runtime import Runtime, permutation, seed_everything
 from usfan.compute.stage import Stage
 from usfan.compute.stepper import Stepper
 from usfan.models.classifier import Classifier
+from usfan.threads import threads_for
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called with (steps done, steps in all, figures). The figures hold `images` seen and `images_in_all`, each image once
@@ -105,17 +107,25 @@ class Loop:
         sums: Tensor | None = None
         started, lr = time.perf_counter(), 0.0
         batches = epoch_batches(len(self.rows), stage.batch_size, stage.seed, epoch, self.runtime)
-        for number, (rows, _) in enumerate(batches):
-            done = epoch * self.batches + number
-            lr = self.optimiser.schedule(done)
-            self.done.fill_(done / max(1, self.steps))
-            figures = self.stepper(*self.feeder.inputs(self.with_beside(self.rows[rows], epoch, number)))
-            sums = figures if sums is None else sums + figures
-            if self.progress is not None:
-                self.progress(done + 1, self.steps, {"lr": lr, **self.seen(epoch, number + 1)})
+        with threads_for(self.multiplications):
+            for number, (rows, _) in enumerate(batches):
+                done = epoch * self.batches + number
+                lr = self.optimiser.schedule(done)
+                self.done.fill_(done / max(1, self.steps))
+                figures = self.stepper(*self.feeder.inputs(self.with_beside(self.rows[rows], epoch, number)))
+                sums = figures if sums is None else sums + figures
+                if self.progress is not None:
+                    self.progress(done + 1, self.steps, {"lr": lr, **self.seen(epoch, number + 1)})
         means = [] if sums is None else (sums / max(1, self.batches)).tolist()
         noted = dict(zip(self.names, means, strict=True))
         return {**noted, "lr": lr, "seconds": round(time.perf_counter() - started, 4)}
+
+    @property
+    def multiplications(self) -> float:
+        """Of the largest operation in a step on features; a network on pixels always counts as large."""
+        if self.feeder.store.pixels.ndim != 2:
+            return math.inf
+        return self.stage.batch_size * max((p.numel() for p in self.optimiser.parameters), default=0)
 
     def tell(self, epoch: int, figures: dict[str, Any]) -> None:
         """Report that `epoch` epochs of this stage are done, with the figures of the last one."""

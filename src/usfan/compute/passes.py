@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from usfan.data.cache import PixelStore, open_store
 from usfan.data.views import InputSpec, normalised_centres, normalised_crops, statistics, test_view, train_view
 from usfan.models.classifier import Classifier, batch_norms, lay_out
 from usfan.progress import bar
+from usfan.threads import threads_for
 
 log = logging.getLogger(__name__)
 
@@ -192,15 +194,17 @@ def forward_store(
         batch_size = LARGE_PASS_BATCH if large else PASS_BATCH
     weight, _ = classifier.head_tensors()
     features, logits = (torch.zeros(len(rows), width, device=runtime.device) for width in reversed(weight.shape))
-    for start, own in own_batches(len(rows), batch_size, runtime):
-        here, batch = slice(start, start + len(own)), rows[own]
-        if runtime.device.type == "cuda":  # a size that is new costs seconds: the last batch is filled up
-            batch = torch.cat([batch, batch[-1:].expand(batch_size - len(batch))])
-        found = replay(batch) if replay else pass_batch(classifier, store, batch, spec, runtime, compiled=compiled)
-        features[here] = found[: here.stop - start]
-        logits[here] = classifier.head(found)[: here.stop - start]
-        if progress is not None:
-            progress(here.stop - start)
+    small = store.pixels.ndim == 2
+    with threads_for(batch_size * store.pixels.shape[1] * weight.shape[1] if small else math.inf):
+        for start, own in own_batches(len(rows), batch_size, runtime):
+            here, batch = slice(start, start + len(own)), rows[own]
+            if runtime.device.type == "cuda":  # a size that is new costs seconds: the last batch is filled up
+                batch = torch.cat([batch, batch[-1:].expand(batch_size - len(batch))])
+            found = replay(batch) if replay else pass_batch(classifier, store, batch, spec, runtime, compiled=compiled)
+            features[here] = found[: here.stop - start]
+            logits[here] = classifier.head(found)[: here.stop - start]
+            if progress is not None:
+                progress(here.stop - start)
     if runtime.world > 1:  # each process filled its own rows
         features, logits = runtime.total(features), runtime.total(logits)
     return features, logits

@@ -24,7 +24,7 @@ from usfan.scoring.objectives import alone
 
 log = logging.getLogger(__name__)
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 """Options of glibc's mallopt."""
 
 
@@ -128,12 +128,14 @@ def start_runtime(config: RuntimeConfig | None = None) -> Runtime:
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next layer, instead of giving large ones back to the system and taking them
-    anew, page by page: a network on a CPU spends most of its time on that. Settings that the user tuned are kept."""
+    anew, page by page: a network on a CPU spends most of its time on that. All threads share one arena: in others glibc
+    gives large blocks back all the same. Settings that the user tuned are kept."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):  # another system, another library
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20)):
+        options = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20), (M_ARENA_MAX, 1))
+        for option, value in options:
             mallopt(option, value)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from usfan.posterior.fit import append_one
+from usfan.threads import threads_for
 
 CHUNK = {"cpu": 128}
 """Rows of similarities at a time on a CPU, which saves memory; a GPU takes 512."""
@@ -28,13 +29,14 @@ def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     k = min(k, len(phi) - 1)
     places, values = [], []
     chunk = CHUNK.get(phi.device.type, 512)
-    for start in range(0, len(phi), chunk):
-        similarity = phi[start : start + chunk] @ phi.T
-        rows = torch.arange(len(similarity), device=phi.device)
-        similarity[rows, rows + start] = -torch.inf
-        top = similarity.topk(k, dim=1)
-        places.append(top.indices)
-        values.append(top.values.clamp_min(0))
+    with threads_for(chunk * phi.numel()):
+        for start in range(0, len(phi), chunk):
+            similarity = phi[start : start + chunk] @ phi.T
+            rows = torch.arange(len(similarity), device=phi.device)
+            similarity[rows, rows + start] = -torch.inf
+            top = similarity.topk(k, dim=1)
+            places.append(top.indices)
+            values.append(top.values.clamp_min(0))
     return torch.cat(places), torch.cat(values)
 
 

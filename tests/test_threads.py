@@ -1,0 +1,104 @@
+"""Threads of the CPU: small operations get one, large ones all, and torch has as many afterwards as before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import usfan
+from usfan.compute.features import FeatureStore
+from usfan.models.backbones import create_backbone
+from usfan.scoring import neighbours
+from usfan.threads import LARGE, all_threads, threads_for
+
+
+@pytest.fixture
+def four() -> Iterator[None]:
+    """Four threads of torch, one for the tests after it."""
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_small_work_gets_one_thread_and_large_work_within_it_all(four: None) -> None:
+    with threads_for(LARGE - 1):
+        assert torch.get_num_threads() == 1
+        with threads_for(LARGE):
+            assert torch.get_num_threads() == 4
+            with threads_for(0):
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 4
+        with all_threads():
+            assert torch.get_num_threads() == 4
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 4
+
+
+def test_an_error_gives_the_threads_back(four: None) -> None:
+    with pytest.raises(ZeroDivisionError), threads_for(0):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 4
+
+
+def test_what_the_user_chose_since_counts(four: None) -> None:
+    with threads_for(0):
+        pass
+    torch.set_num_threads(3)
+    with threads_for(0), all_threads():
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 3
+
+
+def test_two_runs_at_a_time_give_all_threads_back(four: None) -> None:
+    """The second run begins while the first has one thread, and ends after it."""
+    inside, go_on, seen = threading.Event(), threading.Event(), []
+
+    def second() -> None:
+        with threads_for(0):
+            inside.set()
+            go_on.wait(10)
+        seen.append(torch.get_num_threads())
+
+    with threads_for(0):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert inside.wait(10)
+    go_on.set()
+    thread.join()
+    assert (torch.get_num_threads(), seen) == (4, [4])
+
+
+def test_training_and_adapting_on_features_keep_to_one_thread(four: None) -> None:
+    labels, width = torch.arange(60) % 3, create_backbone("digits-cnn", "none").features
+    features = torch.rand(60, width) + labels[:, None]
+    store = FeatureStore(features, torch.arange(60), labels, ("a", "b", "c"))
+    seen: set[int] = set()
+
+    def note(done: int, steps: int, figures: dict[str, float]) -> None:
+        if "epoch" not in figures:  # a step, not the end of an epoch
+            seen.add(torch.get_num_threads())
+
+    settings: dict[str, Any] = {"tune": "new", "epochs": 2, "batch_size": 16, "progress": note}
+    model = usfan.train_source(store, backbone="digits-cnn", bottleneck=8, **settings)
+    assert seen == {1}
+    seen.clear()
+    usfan.adapt(model, store, "shot-im", guard=False, **settings)
+    assert seen == {1}
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(40, 1), (600, 4)])
+def test_many_neighbours_are_searched_with_all_threads(
+    four: None, monkeypatch: pytest.MonkeyPatch, rows: int, threads: int
+) -> None:
+    plain, seen = neighbours.torch.arange, []
+    monkeypatch.setattr(
+        neighbours.torch, "arange", lambda *a, **k: (seen.append(torch.get_num_threads()), plain(*a, **k))[1]
+    )
+    with threads_for(0):
+        neighbours.nearest_neighbours(torch.rand(rows, 1800), 3)
+    assert set(seen) == {threads}
