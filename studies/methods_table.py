@@ -10,7 +10,7 @@ line per run, OUT/table.md the table. shot++ is left out: its first stage rotate
     python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540] [--jobs 4]
 
 runs every method with full tuning (the recipe's way, `--preset shot`: the whole network moves in both stages) on the
-images that `studies.pack` packed, on one GPU.
+images that `studies.pack` packed, on one GPU. Runs that OUT/rows.jsonl has are not run again.
 """
 
 from __future__ import annotations
@@ -114,22 +114,24 @@ def full_tuning(given: argparse.Namespace) -> list[dict[str, Any]]:
     so their seconds are upper bounds."""
     from studies.corpus import Data
 
-    ends, rows = time.time() + given.seconds, []
+    ends, saved = time.time() + given.seconds, given.out / "rows.jsonl"
+    rows = [json.loads(line) for line in saved.read_text().splitlines()] if saved.is_file() else []
+    done = {(row["seed"], row["task"], row["method"]) for row in rows}
     data = Data(Path(given.packed), given.out / "pixels", given.jobs)
     for domain in DOMAINS:
         data.store(f"office31/{domain}")
-    sources = list(itertools.product(given.seeds, DOMAINS))
     methods = [m for m in METHODS if m not in SLOW] + list(SLOW)
-    folder = {pair: given.out / "{}-{}".format(*pair) for pair in sources}
+    jobs = [
+        (seed, source, target, method, given.out / f"{seed}-{source}", ends)
+        for method in methods
+        for seed, (source, target) in itertools.product(given.seeds, TASKS)
+        if (seed, f"{source}-{target}", method) not in done
+    ]
+    sources = dict.fromkeys((seed, source, folder) for seed, source, _, _, folder, _ in jobs)
     start = multiprocessing.get_context("spawn").Pool
-    with start(given.jobs, begin_tuning, (given.packed, given.out)) as pool, (given.out / "rows.jsonl").open("a") as f:
-        pool.map(tune_source, [(*pair, folder[pair], given.epochs) for pair in sources], chunksize=1)
+    with start(given.jobs, begin_tuning, (given.packed, given.out)) as pool, saved.open("a") as f:
+        pool.map(tune_source, [(*source, given.epochs) for source in sources], chunksize=1)
         print(f"source models after {given.seconds - ends + time.time():.0f} s", flush=True)
-        jobs = [
-            (seed, source, target, method, folder[seed, source], ends)
-            for method in methods
-            for seed, (source, target) in itertools.product(given.seeds, TASKS)
-        ]
         for row in pool.imap_unordered(tune_target, jobs):
             if row is not None:
                 rows.append(row)

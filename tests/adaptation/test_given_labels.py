@@ -26,6 +26,7 @@ from usfan.errors import ConfigError
 from usfan.evaluation.samples import adaptation_metrics
 from usfan.runs.folder import RunFolder
 from usfan.scoring.outputs import Outputs
+from usfan.scoring.situation import assess
 
 TINY = {"epochs": 4, "batch_size": 8, "guard": False, "label_folds": 0, "lr": 0.05, "progress": False}
 TINY |= {"given_label_weight": 1.0}
@@ -59,6 +60,21 @@ def test_frozen_and_moving_backbones(source):
     store = features_of(source.classifier, stored(source), source.spec, start_runtime(None))
     given = usfan.adapt(source, store, "shot", labels=WRONG, tune="new", **{**TINY, "epochs": 15})
     assert torch.allclose(given.passes.after.probs, frozen.passes.after.probs, atol=1e-5)
+
+
+def test_the_setting_is_decided_with_given_labels_as_names(source, monkeypatch):
+    seen = []
+
+    def spy(points, centred, names):
+        seen.append(names)
+        return assess(points, centred, names)
+
+    monkeypatch.setattr("usfan.adaptation.adapt.assess", spy)
+    usfan.adapt(source, squares(), "shot", labels=WRONG, **TINY)
+    names = seen[0].exp()
+    assert [source.classes[k] for k in names[list(WRONG)].argmax(dim=1)] == list(WRONG.values())
+    torch.testing.assert_close(names[list(WRONG)].amax(dim=1), torch.ones(len(WRONG)))
+    assert float(names[1].max()) < 1
 
 
 def stored(source):

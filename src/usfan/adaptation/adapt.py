@@ -263,8 +263,10 @@ class Adaptation:
         else:
             seen = before.features if self.witness is None else self.witness
             space = fit_witness_space(seen)
-            names = self.uncertainty.predictive(before.features, 1.0).clamp_min(1e-12).log()
-            self.found = assess(space.project(seen), space.centred(seen), names).to_dict()
+            names = self.uncertainty.predictive(before.features, 1.0)
+            if self.given is not None:
+                self.given.pin(names)
+            self.found = assess(space.project(seen), space.centred(seen), names.clamp_min(1e-12).log()).to_dict()
             setting = str(self.found["setting"])
             self.method = self.decide(setting)
         log.info("setting %s: %s", setting, self.found["reason"])

@@ -5,7 +5,7 @@ witness's features, by the mixture of `scoring.mixture`.
 
 *Shares.* If some classes are missing, a model that expects all of them spreads the images over all of them. So EM
 begins with label shift (Saerens et al. 2002) on sharpened names: π_k ← mean_i of p_ik³ π_k / Σ_j p_ij³ π_j. The
-effective number of classes exp(H(π)) then says whether the classes occur in about equal shares: if it is under 85 % of
+effective number of classes exp(H(π)) then says whether the classes occur in about equal shares: if it is under 8/9 of
 K, they do not. A model that prefers one class looks the same, so EM must find the shares unequal from the plain names
 too: there the clusters correct a preference, if all classes have clusters.
 
@@ -14,9 +14,9 @@ name. Images of new classes form clusters that names do not explain. Both are co
 
     explained = (L_named − L_one) / (L_more − L_one)            L: mean log-likelihood of images not used in the fit
 
-L_one has a single Gaussian. If the named clusters explain under seven eighths of the structure, there is something
-else. The search uses ¾ K dimensions, at least 4 and at most 16: further ones show structure within classes. With
-fewer than five classes even these do, so new classes are not looked for.
+L_one has a single Gaussian. If the named clusters explain under 15/16 of the structure, there are new classes. The
+search uses K/2 dimensions, at least 4 and at most 10: classes differ most in the first of them, and further ones show
+structure within classes. With fewer than five classes even these do, so new classes are not looked for.
 
 *Cannot tell.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), neither question has an
 answer, and the target is assumed to have the classes of the source.
@@ -36,9 +36,9 @@ from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.objectives import sample_entropy
 from usfan.scoring.structure import MOST, NEIGHBOURS, evenly_spaced, kappa
 
-EVEN = 0.85
+EVEN = 8 / 9
 """Effective share of the classes from which they count as evenly present."""
-EXPLAINED = 7 / 8
+EXPLAINED = 15 / 16
 """Share of the structure that named clusters must explain if there is nothing new."""
 FOLLOWED = 0.5
 """κ from which the names say something about the structure."""
@@ -118,7 +118,7 @@ def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
     effective = max(effective_share(shares), effective_share(plain))
     explained = None
     if followed >= FOLLOWED and classes >= FEWEST and len(points) >= ENOUGH * classes:
-        few = points[:, : min(max(3 * classes // 4, 4), 16)]
+        few = points[:, : min(max(classes // 2, 4), 10)]
         explained = named_share(few, names, unknown_score(names, near))
     known = followed >= FOLLOWED
     uneven, new = known and effective < EVEN, explained is not None and explained < EXPLAINED
