@@ -76,18 +76,18 @@ def test_training_and_adapting_on_features_keep_to_one_thread(four: None) -> Non
     labels, width = torch.arange(60) % 3, create_backbone("digits-cnn", "none").features
     features = torch.rand(60, width) + labels[:, None]
     store = FeatureStore(features, torch.arange(60), labels, ("a", "b", "c"))
-    seen: set[int] = set()
+    steps: set[int] = set()
+    epochs: set[int] = set()
 
-    def note(done: int, steps: int, figures: dict[str, float]) -> None:
-        if "epoch" not in figures:  # a step, not the end of an epoch
-            seen.add(torch.get_num_threads())
+    def note(done: int, count: int, figures: dict[str, float]) -> None:
+        (epochs if "epoch" in figures else steps).add(torch.get_num_threads())
 
     settings: dict[str, Any] = {"tune": "new", "epochs": 2, "batch_size": 16, "progress": note}
     model = usfan.train_source(store, backbone="digits-cnn", bottleneck=8, **settings)
-    assert seen == {1}
-    seen.clear()
+    assert (steps, epochs) == ({1}, {4})
+    epochs.clear()
     usfan.adapt(model, store, "shot-im", guard=False, **settings)
-    assert seen == {1}
+    assert (steps, epochs) == ({1}, {1})  # between epochs too: draws, clusters and the guard are as small
     assert torch.get_num_threads() == 4
 
 

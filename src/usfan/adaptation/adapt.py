@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,7 @@ from usfan.scoring.mixture import fit_witness_space
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.situation import assess
 from usfan.scoring.validators import validate
+from usfan.threads import threads_for
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +287,8 @@ class Adaptation:
         if frozen and not given:
             self.store = features_of(whole, self.store, self.source.spec, self.runtime)
         classifier = on_features(whole) if frozen else whole
-        with accelerated(classifier, self.runtime, self.steps):
+        work = len(self.store) * len(self.source.classes) * self.config.samples if frozen else math.inf
+        with threads_for(work), accelerated(classifier, self.runtime, self.steps):
             before = self.open(classifier)
             try:
                 outputs = self.train(before, self.resume())
