@@ -4,7 +4,7 @@ are chosen on one half (CHOOSE) and tested on the other (JUDGE).
     python -m studies.corpus OUT --images PACKED --seconds 500
 
 Runs with a frozen backbone use the CPU's cores, runs that train it use the GPU. For each run it keeps the outputs of
-the source model and of the last epoch's model for every image, never the images; true labels are kept to score rules
+the source model and of every epoch's model for every image, never the images; true labels are kept to score rules
 later. Files: OUT/{choose,judge}.npz and .jsonl. PACKED is a folder with images.bin and images.json, made by
 `studies.pack`.
 """
@@ -162,13 +162,19 @@ def one_run(
     before, after = adapted.passes.before, adapted.passes.after
     right = [100 * float((o.logits.argmax(1).cpu() == labels).double().mean()) for o in (before, after)]
     plain = model.posterior.predictive(after.features, 1.0, 128)
+    history = adapted.history
+    figures = [record["validators"] for record in history["records"]]
     arrays = {
         "after": after.logits.argmax(1).to(torch.int8).cpu().numpy(),
-        "confidence": after.probs.amax(1).half().cpu().numpy(),
+        "probs": after.probs.half().cpu().numpy(),
         "posterior": after.posterior_probs.amax(1).half().cpu().numpy(),
         "posterior1": plain.amax(1).half().cpu().numpy(),
+        "draws": model.posterior.draws(after.features, DRAWS).argmax(2).to(torch.int8).cpu().numpy(),
+        "path": torch.stack(adapted.passes.path).to(torch.int8).cpu().numpy(),
+        "validators": np.array([[f["entropy"], f["information_maximization"], f["diversity"]] for f in figures]),
     }
-    return {"before": right[0], "after": right[1], "seconds": round(time.time() - began, 2)}, arrays
+    row = {"before": right[0], "after": right[1], "setting": (history["classes"] or {}).get("setting", "closed")}
+    return {**row, "seconds": round(time.time() - began, 2)}, arrays
 
 
 GOOD = [{"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")]
@@ -340,6 +346,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--gpu-workers", type=int, default=3)
     parser.add_argument("--kinds", nargs="*")
+    parser.add_argument("--targets", nargs="*", help="such as office31/dslr; all by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
     parser.add_argument("--tuned-epochs", type=int, default=20)
     given = parser.parse_args()
@@ -350,34 +357,25 @@ def main() -> None:
     data = Data(given.images, given.work, given.cores)
     weights = str(given.images / "lite0.safetensors")
     todo = [t for t in tasks() if given.kinds is None or t["kind"] in given.kinds]
+    todo = [t for t in todo if given.targets is None or t["target"] in given.targets]
     runtime = start_runtime(RuntimeConfig(device="auto"))
 
     wanted = {(t["target"], t["shift"]) for t in todo} | {(t["source"], None) for t in todo}
     for domain, shift in sorted(wanted, key=str):
-        store = data.store(domain, shift)
+        np.save(given.work / f"labels-{domain.replace('/', '-')}.npy", data.labels(domain)[0].numpy())
         for net in ("lite0", "lite2"):
             path = given.work / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"
             if not path.is_file():
                 from usfan.adaptation.witness import resized
 
-                made = create_backbone(f"tf_efficient{'net'}_{net}", str(given.images / f"{net}.safetensors"))
+                store = data.store(domain, shift)
+                made = create_backbone(f"tf_efficientnet_{net}", str(given.images / f"{net}.safetensors"))
                 alone = BackboneAlone(made.module.to(runtime.device), channels_last=False)
                 moved = PixelStore(store.pixels.to(runtime.device), store.kept)
                 np.save(path, features_of(alone, resized(moved, made.spec), made.spec, runtime).pixels.cpu().numpy())
     print(f"features {time.time() - began:.0f} s", flush=True)
 
     kept = Kept(given.out)
-    for t in todo:  # neighbours in both networks' features, once per target
-        target = f"{t['target']}/{t['shift']}/{t['classes']}"
-        rows = slice(None) if t["classes"] is None else data.labels(t["target"])[0] < t["classes"]
-        near = {}
-        for net in ("lite0", "lite2"):
-            features = load_features(given.work, t["target"], t["shift"], net)[rows].to(runtime.device)
-            near[f"{target}|near-{net}"] = nearest_neighbours(features, 5)[0].to(torch.int16).cpu().numpy()
-        part = "choose" if t["kind"] in CHOOSE else "judge"
-        kept.arrays[part] |= near
-    print(f"neighbours {time.time() - began:.0f} s", flush=True)
-
     jobs, results = context.Queue(), context.Queue()
     labels = {d: data.labels(d) for d in {t["source"] for t in todo} | {t["target"] for t in todo}}
     sources = sorted({t["source"] for t in todo})
@@ -432,8 +430,8 @@ def main() -> None:
     print(f"sources {time.time() - began:.0f} s, {len(runs)} frozen runs", flush=True)
     file = given.images / "digits" / "digits.npz"
     pairs = (("mnist", "uci"), ("uci", "mnist"), ("mnist", "usps"), ("usps", "mnist"))
-    if given.kinds is None and file.is_file():
-        for a, b in pairs:
+    if file.is_file():
+        for a, b in [pair for pair in pairs if given.kinds is None or "-".join(pair) in given.kinds]:
             for classes in (None, 6):
                 for settings in (
                     {"method": "shot-im"},

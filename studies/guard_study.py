@@ -1,16 +1,18 @@
-"""The guard on the runs of `studies.corpus`: what it keeps, against always adapting, never adapting, and the truth.
+"""The guard on the runs of `studies.corpus`: what it keeps, against the guard of version 0.1, always adapting, never
+adapting, and the truth.
 
-    python -m studies.guard_study CORPUS FEATURES OUT.json [--part choose|judge]
+    python -m studies.guard_study PART OUT.json --corpus FOLDER … --work WORK --digits DIGITS.npz
 
-CORPUS is a folder written by `studies.corpus`. FEATURES holds EfficientNet-Lite2 features of the targets, because Lite2
-judges the runs that used EfficientNet-Lite0: lite2-DATASET-DOMAIN[-SHIFT].npy. Networks trained from scratch are judged
-by the source model's features; the corpus keeps five neighbours of these, so wide neighbourhoods are not used there.
-The decision is made by `usfan.adaptation.guard.choose_epoch` itself. Labels are used only to score it.
+PART is choose or judge. Each FOLDER was written by `studies.corpus` or `studies.corpus_toy`. WORK holds features of the
+targets in EfficientNet-Lite2, the judge of runs that used EfficientNet-Lite0 (f-DOMAIN-SHIFT-lite2.npy, as the corpus
+leaves them). Networks from scratch are judged by the images themselves, the toy by its points. The looks and the
+decision are those of `usfan.adaptation.guard` itself. Labels only score it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections import defaultdict
@@ -19,69 +21,103 @@ from typing import Any
 
 import numpy as np
 import torch
+from studies import old_guard
+from studies.corpus import digits
+from torch import Tensor
 
-from usfan.adaptation.guard import MOST, NEAR, WIDE_SHARE, Look, choose_epoch, estimated_accuracy
-from usfan.scoring.neighbours import nearest_neighbours
-from usfan.scoring.structure import Comparison, Interval, evenly_spaced
+from usfan.adaptation.guard import Guard, choose_epoch, estimated_accuracy, looked_at
+from usfan.adaptation.witness import thumbnails
+from usfan.compute.runtime import start_runtime
+from usfan.config import RuntimeConfig
+from usfan.data.cache import PixelStore
+from usfan.reproduce.toy.model import make_domains
+from usfan.scoring.outputs import Outputs
 
 
-def tables(target: str, features: Path, cache: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Rows that are looked at, and their neighbours in the judge's features."""
-    if target not in cache:
+class Judges:
+    """The features that the guard sees, by source and target."""
+
+    def __init__(self, work: Path, file: Path) -> None:
+        self.work, self.file, self.runtime = work, file, start_runtime(RuntimeConfig(device="cpu"))
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019
+    def features(self, source: str, target: str) -> Tensor:
+        """N' × F of the images that are looked at."""
+        name, *rest = target.split("/")
+        if name == "toy":
+            points = make_domains([int(source.split("/")[-1])]).targets[rest[0]][0].T
+            points = points - points.mean(dim=0)
+            return (points / points.std())[looked_at(len(points))]
+        if source.startswith("scratch"):
+            images, labels = digits(self.file)[name]
+            images = torch.from_numpy(images[labels < int(rest[1])] if rest[1] != "None" else images)[:, None]
+            return thumbnails(PixelStore(images, torch.arange(len(images))), looked_at(len(images)), self.runtime)
         *domain, shift, classes = target.split("/")
-        name = "-".join(["lite2", *domain, *([] if shift == "None" else [shift])])
-        path = features / f"{name}.npy"
-        if not path.is_file():
-            return None
-        table = torch.from_numpy(np.load(path))
+        place = "-".join(domain)
+        table = torch.from_numpy(np.load(self.work / f"f-{place}-{shift}-lite2.npy"))
         if classes != "None":
-            table = table[torch.from_numpy(np.load(features / f"labels-{'-'.join(domain)}.npy")) < int(classes)]
-        rows = evenly_spaced(len(table), MOST)
-        cache[target] = rows, nearest_neighbours(table[rows], max(NEAR, len(rows) // WIDE_SHARE))[0]
-    return cache[target]
+            table = table[torch.from_numpy(np.load(self.work / f"labels-{place}.npy")) < int(classes)]
+        return table[looked_at(len(table))]
 
 
-def look_at(row: dict[str, Any], arrays: Any, features: Path, cache: dict[str, Any]) -> Look | None:
+def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
+    """What both guards do with a run."""
     key = f"{row['source']}|{row['target']}"
-    probs = torch.from_numpy(arrays[f"{key}|probs"]).float()
-    before, after = probs.argmax(1), torch.from_numpy(arrays[f"{row['run']}|after"]).long()
-    draws = torch.from_numpy(arrays[f"{key}|draws"]).long()
-    found = tables(row["target"], features, cache)
-    if found is None and not row["source"].startswith("scratch"):
-        return None
-    if found is None:
-        rows, near = torch.arange(len(after)), torch.from_numpy(arrays[f"{key}|near-source"].astype(np.int64))
-        wide = near
-    else:
-        rows, wide = found
-        near = wide[:, :NEAR]
-    own, first = after[rows], before[rows]
-    moved = own != first
-    names = float((draws[rows] == own[:, None]).any(1)[moved].double().mean()) if bool(moved.any()) else 1.0
-    seen = Comparison(first, near, probs.shape[1])
-    after_value, gain = seen.gain(own)
-    wide_gain = gain if found is None else Comparison(first, wide, probs.shape[1]).gain(own)[1]
-    return Look(1, float(moved.double().mean()), gain, wide_gain, names, (seen.value, after_value))
+    stored = lambda name: torch.from_numpy(arrays[name])  # noqa: E731
+    probs, path = stored(f"{key}|probs").float(), stored(f"{row['run']}|path").long()
+    figures, near = stored(f"{row['run']}|validators"), stored(f"{key}|near-source").long()
+    posterior, setting = stored(f"{key}|posterior").float(), row.get("setting", "closed")
+    run = old_guard.Run(path, figures[:, 0], figures[:, 1], probs, posterior, near, setting)
+    old = old_guard.kept_epoch(run)
+    guard = Guard(enabled=True)
+    draws = stored(f"{key}|draws").long()[looked_at(len(path[0]))]
+    outputs = Outputs(probs, probs, probs, probs, probs[:, 0])
+    guard.open(outputs, path[0], draws, judges.features(row["source"], row["target"]), probs.shape[1])
+    guard.consider(0, outputs, path[0], {})
+    last, _ = old_guard.ended(run)  # both guards call the same thing a collapse
+    for epoch in sorted({last, min(last + 1, len(path) - 1)} - {0}):
+        guard.loss_finite = bool(torch.isfinite(figures[epoch, 0]))
+        now = torch.nn.functional.one_hot(path[epoch], probs.shape[1]).float()
+        guard.consider(epoch, Outputs(now, now, now, now, now[:, 0]), path[epoch], {})
+    kept = choose_epoch(guard.history)
+    labels = arrays.get(f"{row['target']}|labels", arrays.get(f"{row['target']}|{row['source']}|labels"))
+    right = [100 * float(np.mean(predicted == labels)) for predicted in path.numpy()]
+    return {
+        **row,
+        "kept": kept.kept,
+        "with_guard": right[kept.epoch],
+        "with_old_guard": right[old],
+        "judged": right[last],
+        "estimate": estimated_accuracy(guard.history, kept=last),
+    }
 
 
 def is_bad(row: dict[str, Any]) -> bool:
-    """Whether the run has ten times the learning rate, or the paper's literal settings."""
+    """Ten times the learning rate, or the literal settings."""
     return bool(row.get("lr") or row.get("preset"))
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def outcome(rows: list[dict[str, Any]], kept: list[float]) -> dict[str, Any]:
+    """What keeping these models costs."""
     best = [max(r["before"], r["after"]) for r in rows]
-    kept = [r["after"] if r["kept"] == "adapted" else r["before"] for r in rows]
     return {
-        "runs": len(rows),
         "loss": statistics.fmean(b - k for b, k in zip(best, kept, strict=True)),
-        "loss_always_adapting": statistics.fmean(b - r["after"] for b, r in zip(best, rows, strict=True)),
-        "loss_never_adapting": statistics.fmean(b - r["before"] for b, r in zip(best, rows, strict=True)),
         "below_by_3": sum(k < r["before"] - 3 for k, r in zip(kept, rows, strict=True)),
         "worst": min(k - r["before"] for k, r in zip(kept, rows, strict=True)),
         "thrown_away_5": sum(r["after"] - k > 5 for k, r in zip(kept, rows, strict=True)),
         "most_thrown_away": max(r["after"] - k for k, r in zip(kept, rows, strict=True)),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    always, never = (outcome(rows, [r[when] for r in rows])["loss"] for when in ("after", "before"))
+    return {
+        "runs": len(rows),
+        **outcome(rows, [r["with_guard"] for r in rows]),
+        "loss_always_adapting": always,
+        "loss_never_adapting": never,
         "kept": {name: sum(r["kept"] == name for r in rows) for name in ("adapted", "source", "undecided")},
+        "old": outcome(rows, [r["with_old_guard"] for r in rows]),
     }
 
 
@@ -90,8 +126,10 @@ def accuracy_error(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for when in ("before", "after"):
         for name, chosen in (("good", [r for r in rows if not is_bad(r)]), ("bad", [r for r in rows if is_bad(r)])):
             if chosen:
-                inside = [r["estimate"][when]["low"] <= r[when] <= r["estimate"][when]["high"] for r in chosen]
-                errors = [abs(r["estimate"][when]["value"] - r[when]) for r in chosen]
+                true = [r["before"] if when == "before" else r["judged"] for r in chosen]
+                guesses = [r["estimate"][when] for r in chosen]
+                inside = [g["low"] <= t <= g["high"] for g, t in zip(guesses, true, strict=True)]
+                errors = [abs(g["value"] - t) for g, t in zip(guesses, true, strict=True)]
                 found[f"{when}_{name}"] = {
                     "runs": len(chosen),
                     "mean_absolute_error": statistics.fmean(errors),
@@ -102,33 +140,37 @@ def accuracy_error(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("features", type=Path)
+    parser.add_argument("part", choices=("choose", "judge"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--part", default="choose", choices=("choose", "judge"))
+    parser.add_argument("--corpus", type=Path, nargs="+", required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--digits", type=Path, required=True)
     given = parser.parse_args()
-    arrays, cache = dict(np.load(given.corpus / f"{given.part}.npz")), {}
-    rows = []
-    start = Look(0, 0.0, Interval(0, 0, 0), Interval(0, 0, 0), 1.0, (0.0, 0.0))
-    for line in (given.corpus / f"{given.part}.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row.get("shares"):  # a variant of the method's own study
-            continue
-        look = look_at(row, arrays, given.features, cache)
-        if look is not None:
-            decision = choose_epoch([start, look])
-            rows.append({**row, "kept": decision.kept, "estimate": estimated_accuracy([start, look], kept=1)})
+    torch.set_num_threads(1)
+    rows, judges = [], Judges(given.work, given.digits)
+    for folder in given.corpus:
+        arrays = dict(np.load(folder / f"{given.part}.npz"))
+        for line in (folder / f"{given.part}.jsonl").read_text().splitlines():
+            rows.append(judged(json.loads(line), arrays, judges))
     kinds = defaultdict(list)
     for row in rows:
         kinds[row["kind"]].append(row)
     found = {"part": given.part, "all": summary(rows), "estimated_accuracy": accuracy_error(rows)}
     found["kinds"] = {kind: summary(own) for kind, own in sorted(kinds.items())}
-    names = ("kind", "source", "target", "method", "lr", "preset", "tune", "before", "after", "kept")
-    found["rows"] = [{n: r[n] for n in names if r.get(n) is not None} for r in rows]
+    names = ("kind", "source", "target", "method", "lr", "preset", "tune", "setting", "before", "after", "kept")
+    more = ("with_guard", "with_old_guard", "judged", "estimate")
+    found["rows"] = [{n: tidy(r[n]) for n in (*names, *more) if r.get(n) is not None} for r in rows]
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     for kind, own in {"all": found["all"], **found["kinds"]}.items():
-        print(kind, {k: round(v, 2) if isinstance(v, float) else v for k, v in own.items()})
-    print(json.dumps(found["estimated_accuracy"], indent=1))
+        print(kind, json.dumps(tidy(own)))
+    print(json.dumps(tidy(found["estimated_accuracy"]), indent=1))
+
+
+def tidy(value: Any) -> Any:
+    """Numbers to two places."""
+    if isinstance(value, dict):
+        return {k: tidy(v) for k, v in value.items() if k != "counts"}
+    return round(value, 2) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

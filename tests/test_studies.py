@@ -254,3 +254,19 @@ def test_decision_trains_sources_and_weights_together():
     with torch.no_grad():
         mute.classifier.head.parametrizations.weight.original0.zero_()
     assert decision([one, mute], features, 0)[1][0] > 0.5
+
+
+@pytest.mark.parametrize(("torn", "kept"), [(False, 2), (True, 0)])
+def test_the_old_guard_on_a_run(torn, kept):
+    """Three classes of 60 images each. Adaptation mends a tenth of the predictions, or tears a class into two."""
+    from studies.old_guard import Run, kept_epoch
+
+    right = torch.arange(180) // 60
+    wrong = torch.where(torch.arange(180) % 10 == 0, (right + 1) % 3, right)
+    split = torch.where((right == 0) & (torch.arange(180) % 2 == 0), 1, right)
+    path = torch.stack([right, split, split] if torn else [wrong, right, right])
+    probs = torch.nn.functional.one_hot(path[0], 3).float() * 0.8 + 0.2 / 3
+    probs[::10] = torch.nn.functional.one_hot(path[0][::10], 3).float() * 0.1 + 0.3
+    near = torch.stack([60 * (i // 60) + (i % 60 + torch.arange(1, 6)) % 60 for i in torch.arange(180)])
+    entropy, information = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.4, 0.7, 0.9])
+    assert kept_epoch(Run(path, entropy, information, probs, probs, near)) == kept

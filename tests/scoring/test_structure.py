@@ -45,11 +45,14 @@ def test_a_difference_comes_with_its_interval():
     blocks = torch.arange(4).repeat_interleave(25)
     neighbours = torch.stack([25 * block + torch.arange(5) for block in blocks])
     noise = torch.randint(4, (100,), generator=torch.Generator().manual_seed(0))
-    value, gain = Comparison(noise, neighbours, 4).gain(blocks)
+    none_doubted = torch.zeros(100, dtype=torch.bool)
+    value, gain = Comparison(noise, neighbours, 4).gain(blocks, none_doubted)
     assert value == pytest.approx(float(kappa(blocks, neighbours, 4)))
     assert gain.low > 0.5 > 0 < gain.value <= 1.1
-    _, none = Comparison(blocks, neighbours, 4).gain(blocks)
+    _, none = Comparison(blocks, neighbours, 4).gain(blocks, none_doubted)
     assert (none.low, none.value, none.high) == (0, 0, 0)
+    _, half = Comparison(blocks, neighbours, 4).gain(blocks, ~none_doubted)
+    assert (half.low, half.value, half.high) == pytest.approx((-0.5, -0.5, -0.5))
 
 
 def test_evenly_spaced():

@@ -29,7 +29,7 @@ from usfan.adaptation.settings import choose_posterior, recorded_settings, resol
 from usfan.adaptation.terms.given_labels import GivenLabels
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
-from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness, thumbnails
 from usfan.adaptation.worth import describe, left_out
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.artifacts.schema import check_draws
@@ -64,6 +64,8 @@ from usfan.threads import threads_for
 
 log = logging.getLogger(__name__)
 
+IMAGES = "the images themselves"
+"""The judge of a network from scratch."""
 SETTLED = 50
 """Batches after which BatchNorm, which moves by a tenth at each, has forgotten the source's statistics."""
 
@@ -204,6 +206,8 @@ class Adaptation:
         decide: Callable[[str], Method] | None = None,
     ) -> None:
         self.judge_network, self.images = judge, store if images is None else images
+        plain = self.images.pixels.ndim == 4 and not source.pretrained
+        self.judged_by = judge.name if judge is not None else IMAGES if plain else "source model"
         self.tune_reason, self.given, self.decide = tune_reason, given, decide
         self.found: dict[str, object] | None = None
         self.witness = None if witness is None else witness.to(runtime.device)
@@ -324,6 +328,8 @@ class Adaptation:
             key = None if self.images.key is None else f"{self.images.key}, {len(rows)} of {len(self.store)}"
             some = dataclasses.replace(self.images, pixels=self.images.pixels[rows], kept=rows, key=key)
             seen = self.judge_network.features(some, runtime)
+        elif self.judged_by == IMAGES:
+            seen = thumbnails(self.images, rows, runtime)
         draws = self.posterior.draws(before.features[rows.to(before.features.device)], DRAWS).argmax(dim=2)
         classes = len(self.source.classes) + self.guide.rejects
         self.guard.open(before, self.labels(before), draws, seen, classes, self.source.classes)
@@ -430,7 +436,7 @@ class Adaptation:
         finite = bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all())
         labels = self.labels(outputs) if finite else outputs.logits.argmax(dim=1)
         look = self.guard.consider(epoch, outputs, labels, self.classifier.state_dict())
-        figures |= {"structure": look.structure[1], "structure_gain": look.near.value, "names": look.names}
+        figures |= {"structure": look.structure[1], "structure_gain": look.gain.value, "names": look.names}
         self.record(epoch, figures)
 
     def record(self, epoch: int, validators: dict[str, float]) -> None:
@@ -477,14 +483,13 @@ class Adaptation:
         return epoch
 
     def finished(self, kept: Kept, before: Outputs, after: Outputs, seconds: float) -> AdaptedModel:
-        judge = self.judge_network.name if self.judge_network else "source model"
         history = {
             "method": self.config.method,
             "epochs": self.epochs,
             "kept_epoch": kept.epoch,
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
             "classes": self.found,
-            "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": judge},
+            "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": self.judged_by},
             "estimated_accuracy": estimated_accuracy(self.guard.history, kept=kept.epoch, rejects=self.guide.rejects),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,

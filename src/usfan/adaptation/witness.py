@@ -107,6 +107,19 @@ def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:
     return best_offline(but=used)
 
 
+THUMBNAIL = 32
+
+
+def thumbnails(store: PixelStore, rows: Tensor, runtime: Runtime) -> Tensor:
+    """Features of images that no training has touched, for a target that no pretrained network fits: the pixels at
+    `rows` themselves, at most 32 × 32, minus the mean image."""
+    pixels = store.batch(rows).to(runtime.device).float()
+    side = min(THUMBNAIL, *pixels.shape[-2:])
+    small = torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten(1)
+    small = small - small.mean(dim=0)
+    return small / small.std().clamp_min(1e-6)
+
+
 def load_witness(name: str, weights: str) -> Witness | None:
     if weights in ("auto", "offline") and offline_weights(name) is None:
         return None

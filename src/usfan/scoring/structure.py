@@ -1,6 +1,6 @@
 """How well predictions explain the structure of the target, in the features of a network that the training did not use.
 
-    a = share of the five nearest neighbours that are predicted alike
+    a = share of the k nearest neighbours that are predicted alike
     c = Σ_k q_k²                                     the same by chance, for predicted shares q
     κ = (a − c) / (1 − c)                            0: no better than chance; 1: neighbours always agree
 
@@ -74,10 +74,13 @@ class Comparison:
         value = float(kappa(predicted, self.neighbours, self.classes))
         return value, kappa(predicted, self.neighbours, self.classes, self.counts).cpu()
 
-    def gain(self, after: Tensor) -> tuple[float, Interval]:
-        """κ of N other predictions, and how much more that is."""
+    def gain(self, after: Tensor, doubted: Tensor) -> tuple[float, Interval]:
+        """κ of N other predictions, and by how much more they explain: κ · (1 − u/2), u the share of those that are
+        doubted (N booleans), minus κ of the source predictions."""
         value, draws = self.kappas(after)
-        return value, Interval.of(value - self.value, draws - self.draws)
+        share = (self.counts.double() @ doubted.double()).cpu() / len(doubted)
+        more = value * (1 - float(doubted.double().mean()) / 2) - self.value
+        return value, Interval.of(more, draws * (1 - share / 2) - self.draws)
 
 
 def evenly_spaced(count: int, most: int = MOST) -> Tensor:
