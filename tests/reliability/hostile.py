@@ -277,6 +277,7 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
         bound = BOUND_MIB + 3 * sum(map(len, folder.values())) / 2**20
 
         def act() -> str:
+            measuring.forget_peak()
             before, began = measuring.status_mib("VmRSS"), cpu_time()
             outcome = load_and_predict(target)
             grown, took = measuring.status_mib("VmHWM") - before, cpu_time() - began
