@@ -264,13 +264,28 @@ def test_evaluate_says_what_given_labels_are_worth(labelled, tmp_path, capsys):
     assert figures["labels"]["rest"] == {name: told["labels"]["rest"][name] for name in ("images", "without", "with")}
     assert figures["labels"]["left_out"] == told["labels"]["left_out"]
     assert package.evaluate(run, target, progress=False, device="cpu")["labels"] == figures["labels"]
-    other = class_folder(tmp_path / "other", domain=2)
-    figures, (line,) = evaluated(capsys, run, other, tmp_path / "elsewhere")
-    assert line.endswith("; none of the 24 images here is among them")
-    assert figures["count"] == 24
+    (tmp_path / "rest.csv").write_text("path,label\nclass-0/001.png,class-0\nclass-1/000.png,class-1\n")
+    figures, (line,) = evaluated(capsys, run, target, "--labels", tmp_path / "rest.csv", tmp_path / "rest")
+    assert "; none of the 2 images here is among them; " in line
+    assert figures["count"] == 2
     figures, (line,) = evaluated(capsys, run, target, "--labels", few, tmp_path / "all")
     assert line.endswith("; all 2 images here are among them, so these figures are no test")
     assert figures["count"] == 2
+
+
+def test_evaluate_knows_images_it_learned_from_behind_a_link_and_does_not_deny_a_copy(labelled, tmp_path, capsys):
+    target, _, run = labelled
+    (tmp_path / "link").symlink_to(target)
+    figures, (line,) = evaluated(capsys, run, tmp_path / "link", tmp_path / "linked")
+    assert "; 2 of the 24 images here are among them, and not in these figures; the other 22 images are right" in line
+    assert figures["count"] == 22
+    shutil.copytree(target, tmp_path / "copy")
+    figures, (line,) = evaluated(capsys, run, tmp_path / "copy", tmp_path / "copied")
+    assert line.endswith(CANNOT_TELL)
+    assert (figures["count"], figures["labels"]["among"]) == (24, None)
+
+
+CANNOT_TELL = "; cannot tell whether images here are among them, because the run recorded none of their paths"
 
 
 def test_a_model_folder_alone_says_that_it_was_given_labels(labelled, tmp_path, capsys):
@@ -281,7 +296,7 @@ def test_a_model_folder_alone_says_that_it_was_given_labels(labelled, tmp_path, 
             (alone / "samples.json").write_text(samples)
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         figures, (line,) = evaluated(capsys, alone, target, tmp_path / "run")
-        assert line.endswith("the model folder does not say whether these images are among them")
+        assert line.endswith(CANNOT_TELL)
         assert figures["count"] == 24
     config = json.loads((alone / "config.json").read_text())
     config["summary"]["labels"] = {"count": 2, "classes": 2, "left_out": 5, "without": "often", "rest": 1}
@@ -321,6 +336,19 @@ def test_evaluate_with_a_few_labels_of_unlabelled_images(refused, model, folder,
     assert package.evaluate(model, data, labels=pairs, progress=False, device="cpu") == figures
     table.write_text("path,label\n100CANON/000.png,class-9\n")
     assert "few.csv, line 2: the model has no class class-9" in refused("evaluate", model, camera, "--labels", table)
+
+
+def test_evaluate_takes_labels_of_new_classes_in_open_set(refused, model, folder, tmp_path, capsys):
+    table, call = tmp_path / "few.csv", ("evaluate", model, folder, "--labels", tmp_path / "few.csv", "--open-set")
+    table.write_text("path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\nclass-2/000.png,zebra\n")
+    figures, _ = evaluated(capsys, *call[1:], tmp_path / "run")
+    assert figures["count"] == 3
+    assert "hos" in figures
+    pairs = {"class-0/000.png": "class-0", "class-1/000.png": "class-1", "class-2/000.png": "zebra"}
+    assert package.evaluate(model, folder, labels=pairs, open_set=True, progress=False, device="cpu") == figures
+    table.write_text("path,label\nclass-0/000.png,Class-0\n")
+    assert "the model has no class Class-0: did you mean class-0?" in refused(*call)
+    assert "the model has no class Class-0" in refused(*call[:-1])
 
 
 def test_unlabelled_by_choice(model, folder, tmp_path):

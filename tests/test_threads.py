@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import usfan
+from usfan import threads
 from usfan.compute.features import FeatureStore
 from usfan.models.backbones import create_backbone
 from usfan.scoring import neighbours
@@ -42,6 +43,24 @@ def test_an_error_gives_the_threads_back(four: None) -> None:
     with pytest.raises(ZeroDivisionError), threads_for(0):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 4
+
+
+def test_an_interrupt_on_the_way_in_leaves_no_block_behind(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = threads.use, []
+
+    def interrupted(count: int) -> None:
+        calls.append(count)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(count)
+
+    monkeypatch.setattr(threads, "use", interrupted)
+    with pytest.raises(KeyboardInterrupt), threads_for(0):
+        pass
+    torch.set_num_threads(3)
+    with threads_for(0), all_threads():
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == 3
 
 
 def test_what_the_user_chose_since_counts(four: None) -> None:
@@ -91,9 +110,9 @@ def test_training_and_adapting_on_features_keep_to_one_thread(four: None) -> Non
     assert torch.get_num_threads() == 4
 
 
-@pytest.mark.parametrize(("rows", "threads"), [(40, 1), (600, 4)])
+@pytest.mark.parametrize(("rows", "count"), [(40, 1), (600, 4)])
 def test_many_neighbours_are_searched_with_all_threads(
-    four: None, monkeypatch: pytest.MonkeyPatch, rows: int, threads: int
+    four: None, monkeypatch: pytest.MonkeyPatch, rows: int, count: int
 ) -> None:
     plain, seen = neighbours.torch.arange, []
     monkeypatch.setattr(
@@ -101,4 +120,4 @@ def test_many_neighbours_are_searched_with_all_threads(
     )
     with threads_for(0):
         neighbours.nearest_neighbours(torch.rand(rows, 1800), 3)
-    assert set(seen) == {threads}
+    assert set(seen) == {count}

@@ -9,12 +9,13 @@ import torch
 import usfan
 from lookalikes import picture
 from usfan.adaptation.ladder import decide
-from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness, thumbnails
 from usfan.compute import features
 from usfan.compute.features import features_of
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import RuntimeConfig
+from usfan.data.cache import PixelStore
 from usfan.errors import ConfigError
 from usfan.models.backbones import create_backbone, weights_hash
 
@@ -186,3 +187,20 @@ def test_several_processes_compute_their_own_features(source):
     with passing(alone, source.spec, runtime) as through:
         parts = [fill(through, store, Pair(runtime.device, rank=rank, world=2), whole.shape[1]) for rank in (0, 1)]
     torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+def test_thumbnails_are_made_of_a_few_images_at_a_time():
+    class Counting(PixelStore):
+        def batch(self, index, device=None):
+            sizes.append(len(index))
+            return super().batch(index, device)
+
+    sizes: list[int] = []
+    pixels = torch.randint(256, (150, 3, 40, 40), dtype=torch.uint8)
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    seen = thumbnails(Counting(pixels, torch.arange(150)), torch.arange(150), runtime)
+    assert (seen.shape, max(sizes)) == ((150, 3 * 32 * 32), 64)
+    whole = torch.nn.functional.adaptive_avg_pool2d(pixels.float(), 32).flatten(1)
+    torch.testing.assert_close(seen, (whole - whole.mean(dim=0)) / (whole - whole.mean(dim=0)).std())
+    single = PixelStore(torch.full((1, 1, 1, 1), 7, dtype=torch.uint8), torch.arange(1))
+    assert thumbnails(single, torch.arange(1), runtime).tolist() == [[0.0]]

@@ -74,6 +74,43 @@ class SharedList(list[tuple[int, int, bool]]):
         return self
 
 
+def test_hooks_are_not_called_by_two_threads(four: None) -> None:
+    """A hook belongs to all copies of a network: what it writes for one piece, another would read."""
+    network, images, kept = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 6, 3, 2), Kept({})), store(150), {}
+    network[2].kept = kept
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        kept["first"] = made
+        torch.ones(200_000).exp().sum()
+
+    network[0].register_forward_hook(keep)
+    found = features_of(BackboneAlone(network), images, SPEC, CPU).pixels
+    with torch.no_grad():
+        whole = network.eval()((images.pixels.float() / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
+
+
+class Kept(nn.Module):
+    """Adds what a hook kept, as networks that collect the outputs of their layers do."""
+
+    def __init__(self, kept: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, last: Tensor) -> Tensor:
+        return last.mean(dim=(2, 3)) + self.kept["first"].mean(dim=(1, 2, 3))[:, None]
+
+    def __deepcopy__(self, memo: object) -> Kept:
+        return self
+
+
+def test_a_network_that_cannot_be_copied_takes_whole_batches(four: None) -> None:
+    network = Noting()
+    network.lock = threading.Lock()
+    features_of(BackboneAlone(network), store(70), SPEC, CPU)
+    assert [size for _, size, _ in network.seen] == [1, 64, 6]
+
+
 def test_one_thread_takes_one_piece_after_another() -> None:
     network = Noting()
     features_of(BackboneAlone(network), store(70), SPEC, CPU)

@@ -108,16 +108,18 @@ def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:
 
 
 THUMBNAIL = 32
+POOLED = 64
+"""Images that are made thumbnails of at a time: as floats, a thousand of 3 × 256 × 256 take 750 MiB."""
 
 
 def thumbnails(store: PixelStore, rows: Tensor, runtime: Runtime) -> Tensor:
     """Features of images that no training has touched, for a target that no pretrained network fits: the pixels at
     `rows` themselves, at most 32 × 32, minus the mean image."""
-    pixels = store.batch(rows).to(runtime.device).float()
-    side = min(THUMBNAIL, *pixels.shape[-2:])
-    small = torch.nn.functional.adaptive_avg_pool2d(pixels, side).flatten(1)
+    side = min(THUMBNAIL, *store.pixels.shape[-2:])
+    parts = (store.batch(part).to(runtime.device).float() for part in rows.split(POOLED))
+    small = torch.cat([torch.nn.functional.adaptive_avg_pool2d(part, side).flatten(1) for part in parts])
     small = small - small.mean(dim=0)
-    return small / small.std().clamp_min(1e-6)
+    return small / small.std(correction=min(1, small.numel() - 1)).clamp_min(1e-6)  # a single number has no spread
 
 
 def load_witness(name: str, weights: str) -> Witness | None:

@@ -222,7 +222,7 @@ def evaluate(settings: dict[str, Any]) -> None:
     data, seen = open_data(settings if labels is None else {**settings, "unlabelled": True})
     model = SourceModel.load(model_path, module=module).with_uncertainty(settings.get("uncertainty", "auto"))
     if labels is not None:
-        data = only_labelled(data, labels, model.classes, root=settings.get("root"))
+        data = only_labelled(data, labels, model.classes, root=settings.get("root"), open_set=open_set)
     runtime, _ = open_runtime(settings, several=True)
     recorded = {"model": model_path, **seen, "labels": labels, "open_set": open_set}
     recorded["uncertainty"] = model.uncertainty.kind

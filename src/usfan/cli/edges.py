@@ -116,7 +116,7 @@ def describe_worth(labels: dict[str, Any]) -> str:
 def describe_test(among: int | None, seen: int) -> str:
     """How many of the images of an evaluation the model learned from."""
     if among is None:
-        return "the model folder does not say whether these images are among them"
+        return "cannot tell whether images here are among them, because the run recorded none of their paths"
     if among == seen:
         return f"all {seen:,} images here are among them, so these figures are no test"
     if among == 0:

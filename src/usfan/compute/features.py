@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import math
 import os
 import queue
@@ -36,6 +37,8 @@ from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
 from usfan.threads import all_threads, use
+
+log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.5
 PIECE = 16
@@ -110,18 +113,21 @@ def features_of(
 @contextlib.contextmanager
 def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
     """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
-    through all layers: within a layer threads would wait for each other, at the end of every one."""
+    through all layers: within a layer threads would wait for each other, at the end of every one. Each thread has a
+    copy of the network; one that cannot be copied takes whole batches."""
 
     def through(network: BackboneAlone, store: PixelStore, rows: Tensor) -> Tensor:
         return pass_batch(network, store, rows, spec, runtime)
 
     total = torch.get_num_threads()
     beside = math.gcd(total, PASS_BATCH // PIECE)
-    if runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES or (beside == 1 and total > 1):
+    whole = runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES or (beside == 1 and total > 1)
+    networks = None if whole else copies(alone, beside)
+    if networks is None:
         yield functools.partial(through, alone)
         return
     free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
-    for network in [alone, *(twin(alone) for _ in range(beside - 1))]:
+    for network in networks:
         free.put(network)
 
     @torch.no_grad()  # a thread has a mode of its own
@@ -143,6 +149,17 @@ def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator
             yield batch
     finally:
         use(total)
+
+
+def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone] | None:
+    """The network and its twins; None if there can be none. Twins would share the hooks, and what these write to."""
+    if count > 1 and any(part._forward_hooks or part._forward_pre_hooks for part in alone.modules()):
+        return None
+    try:
+        return [alone, *(twin(alone) for _ in range(count - 1))]
+    except Exception as error:  # a user's network may hold anything, such as a lock
+        log.debug("the backbone cannot be copied, so threads do not share out the images: %s", error)
+        return None
 
 
 def twin(module: BackboneAlone) -> BackboneAlone:

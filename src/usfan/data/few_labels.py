@@ -33,15 +33,17 @@ class Row(NamedTuple):
     name: Any
 
 
-def few_labels(given: Any, data: Any, classes: Sequence[str], *, root: str | None = None) -> Tensor:
+def few_labels(
+    given: Any, data: Any, classes: Sequence[str], *, root: str | None = None, open_set: bool = False
+) -> Tensor:
     """LongTensor, one entry per image of `data`: an index into `classes`, or −1 if no label is given.
 
     `given` is a file, a mapping from paths or positions to class names, a sequence of such pairs, or this tensor.
-    With `root` no path may leave it.
+    With `root` no path may leave it. With `open_set`, other names are new classes, and get the index len(classes).
     """
-    count = len(data)
+    count, most = len(data), len(classes) + open_set
     if isinstance(given, Tensor):
-        return checked(given, count, len(classes))
+        return checked(given, count, most)
     folders = [os.getcwd()]
     if isinstance(given, (str, os.PathLike)):
         file = os.path.abspath(os.path.expanduser(os.fspath(given)))
@@ -53,17 +55,19 @@ def few_labels(given: Any, data: Any, classes: Sequence[str], *, root: str | Non
     places = Places(data, folders, root)
     names = {canonical(name): number for number, name in enumerate(classes)}
     for row in rows:
-        position, label = places.find(row), find_class(row, names)
+        position, label = places.find(row), find_class(row, names, open_set=open_set)
         if found[position] not in (NONE, label):
-            first = classes[int(found[position])]
+            first = [*classes, "unknown"][int(found[position])]
             raise DataError(f"{row.place}: {one_line(str(row.image))} is {row.name} here and {first} before: keep one")
         found[position] = label
-    return checked(found, count, len(classes))
+    return checked(found, count, most)
 
 
-def only_labelled(data: Any, given: Any, classes: Sequence[str], *, root: str | None = None) -> Any:
+def only_labelled(
+    data: Any, given: Any, classes: Sequence[str], *, root: str | None = None, open_set: bool = False
+) -> Any:
     """The images of `data` whose labels are given, with these labels."""
-    found = few_labels(given, data, classes, root=root)
+    found = few_labels(given, data, classes, root=root, open_set=open_set)
     part = data.subset(found >= 0)
     part._set_labels(Labels(found[found >= 0], tuple(classes), True))
     return part
@@ -133,11 +137,13 @@ class Places:
         raise DataError(f"{row.place}: {one_line(path)} is not an image of {self.name}: give labels of images in it")
 
 
-def find_class(row: Row, names: dict[str, int]) -> int:
+def find_class(row: Row, names: dict[str, int], *, open_set: bool = False) -> int:
     name = canonical(str(row.name))
     if name in names:
         return names[name]
     folded = {known.casefold(): known for known in names}
+    if open_set and name.casefold() not in folded:
+        return len(names)
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
     hint = f"did you mean {folded[near[0]]}?" if near else f"its classes are {some(list(names))}"
     raise DataError(f"{row.place}: the model has no class {one_line(name)}: {hint}")

@@ -40,7 +40,7 @@ def evaluate(
     """
     images = as_images(data)
     if labels is not None:
-        images = only_labelled(images, labels, model.classes)
+        images = only_labelled(images, labels, model.classes, open_set=open_set)
     if images.labels is None:
         raise DataError(f"{images.name}: no labels to compare with; `usfan predict` needs none")
     images = images.match_classes(model.classes, open_set=open_set)

@@ -1,13 +1,15 @@
 """Images that a model learned from, because the user gave `adapt` their labels, told apart from images that test it.
 
 samples.json of the run says which images these were, by their paths, and which classes an adaptation without the labels
-predicts (`without`). The images themselves are not stored.
+predicts (`without`). The images themselves are not stored. So paths are compared, with all links resolved. Names alone
+do not count: in many data sets, images of different domains have the same names.
 
 Shapes: N images with predictions.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,10 @@ FIGURES = ("count", "classes", "before", "without", "left_out", "folds")
 
 @dataclass(frozen=True)
 class Learned:
-    """The target of an adaptation that was given labels."""
+    """The target of an adaptation that was given labels. All paths are real ones, without links."""
 
+    paths: frozenset[str]
+    """Paths of all its images."""
     given: frozenset[str]
     """Paths of the labelled images."""
     without: dict[str, int]
@@ -63,8 +67,14 @@ def from_record(described: Any, classes: int) -> Learned | None:
     paths, given, without = known.get("paths", ()), known.get("given", ()), known.get("without", ())
     if not is_list(paths, str) or not is_list(given, int) or not all(0 <= row < len(paths) for row in given):
         return None
+    paths = real(paths)
     fits = is_list(without, int) and len(without) == len(paths) and all(0 <= label < classes for label in without)
-    return Learned(frozenset(paths[row] for row in given), dict(zip(paths, without, strict=True)) if fits else {})
+    before = dict(zip(paths, without, strict=True)) if fits else {}
+    return Learned(frozenset(paths), frozenset(paths[row] for row in given), before)
+
+
+def real(paths: list[str]) -> list[str]:
+    return [os.path.realpath(path) for path in paths]
 
 
 def is_list(value: Any, kind: type) -> bool:
@@ -75,13 +85,16 @@ def told_apart(
     model: SourceModel, folder: str | Path | None, paths: list[str] | None, predicted: Tensor, labels: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
     """The rows of N images that test the model, and what the labels that it learned from are worth on the others; all
-    rows and nothing if it learned from none. If all are images that it learned from, all rows too."""
+    rows and nothing if it learned from none. If all are images that it learned from, all rows too.
+
+    `among` is None if none of the paths is known: the images may be copies of those it learned from."""
     rows, own = torch.arange(len(labels)), model.summary.get("labels")
     if not isinstance(own, dict) or not all(isinstance(own.get(name), int) for name in ("count", "classes")):
         return rows, {}
     figures = {name: own[name] for name in FIGURES if isinstance(own.get(name), (int, float))}
     learned = None if paths is None else learned_by(model, folder)
-    if learned is None or paths is None:
+    paths = None if paths is None else real(paths)
+    if learned is None or paths is None or learned.paths.isdisjoint(paths):
         return rows, figures | {"among": None, "seen": len(rows)}
     given = torch.tensor([path in learned.given for path in paths])
     figures |= {"among": int(given.sum()), "seen": len(rows)}

@@ -274,7 +274,8 @@ class RunFolder:
                 raise
             raise ArtifactError(
                 f"{self.path / CHECKPOINTS}: a checkpoint does not fit this run ({type(error).__name__}: "
-                f"{shown(' '.join(str(error).split()), 120)}): remove the folder to start again"
+                f"{shown(' '.join(str(error).split()), 120)}). Another version of usfan began the run, or the file is "
+                "damaged: resume with that version, or remove this checkpoint folder to start the run again"
             ) from None
 
     def drop_checkpoints(self) -> None:
