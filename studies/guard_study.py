@@ -88,7 +88,7 @@ def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
         "with_guard": right[kept.epoch],
         "with_old_guard": right[old],
         "judged": right[last],
-        "estimate": estimated_accuracy(guard.history, kept=last),
+        "estimate": estimated_accuracy(guard.history, kept=last, count=len(guard.rows)),
     }
 
 

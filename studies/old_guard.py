@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from usfan.scoring.calibration import entropies
-from usfan.scoring.structure import agreement
 from usfan.scoring.validators import collapse
 
 TRUSTED, WITNESS, MOVED = 0.6, 0.4, 0.05
@@ -53,7 +52,10 @@ def kept_epoch(run: Run) -> int:
     predicted = len(run.path[0].unique())
     asked = run.setting not in ("open", "universal") and knowledge >= INFORMED
     asked = asked and count >= max(ENOUGH, PER_PREDICTED * predicted)
-    alike = [float(agreement(labels, run.near).mean()) if asked else 1.0 for labels in run.path[: last + 1]]
+    alike = [
+        float((labels[run.near] == labels[:, None]).double().mean()) if asked else 1.0
+        for labels in run.path[: last + 1]
+    ]
     partial = run.setting == "partial"
     score = -run.entropy if partial else run.information
     best = 0

@@ -8,7 +8,7 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.guard import Guard, Kept, Look, choose_epoch, estimated_accuracy
+from usfan.adaptation.guard import Guard, Kept, Look, choose_epoch, estimated_accuracy, neighbourhoods
 from usfan.adaptation.witness import thumbnails
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
@@ -86,7 +86,7 @@ def test_a_look_survives_json():
 
 
 def test_estimated_accuracy_is_an_interval_in_percent():
-    found = estimated_accuracy([START, look(0.55)], kept=2)
+    found = estimated_accuracy([START, look(0.55)], kept=2, count=10**6)
     assert found["before"]["value"] == pytest.approx(40)
     assert found["after"]["value"] == pytest.approx(95)
     for when in ("before", "after"):
@@ -95,15 +95,15 @@ def test_estimated_accuracy_is_an_interval_in_percent():
 
 
 def test_the_estimate_is_of_the_model_that_was_kept():
-    found = estimated_accuracy([START, look(0.55)], kept=0)
+    found = estimated_accuracy([START, look(0.55)], kept=0, count=10**6)
     assert found["after"] == found["before"]
     fell = [START, look(0.3, epoch=1), look(-0.4, epoch=2, collapse="one class swallowed the target")]
-    assert estimated_accuracy(fell, kept=1)["after"]["value"] == pytest.approx(70)
+    assert estimated_accuracy(fell, kept=1, count=10**6)["after"]["value"] == pytest.approx(70)
 
 
 def test_the_estimate_says_what_new_classes_mean_for_it():
-    assert estimated_accuracy([START], kept=0)["counts"] == "if no image is of a new class"
-    assert "unknown as a class" in estimated_accuracy([START], kept=0, rejects=True)["counts"]
+    assert estimated_accuracy([START], kept=0, count=10**6)["counts"] == "if no image is of a new class"
+    assert "unknown as a class" in estimated_accuracy([START], kept=0, count=10**6, rejects=True)["counts"]
 
 
 @pytest.mark.parametrize(("setting", "counts"), [("open", "unknown as a class"), ("closed", "if no image is")])
@@ -264,3 +264,16 @@ def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(s
         usfan.adapt(source, data, run=tmp_path / "again", **settings)
     monkeypatch.setattr(RunFolder, "log", log)
     assert same(usfan.adapt(source, data, run=tmp_path / "again", resume=True, **settings), whole)
+
+
+def test_neighbourhoods_fit_into_a_class():
+    assert neighbourhoods(1000, 10) == (5, 31)  # √N
+    assert neighbourhoods(498, 31) == (5, 16)  # a class
+    assert neighbourhoods(60, 10) == (3, 6)
+    assert neighbourhoods(8, 10) == (1, 1)
+
+
+def test_the_estimate_of_few_images_is_wide():
+    few, many = (estimated_accuracy([START], kept=0, count=count)["before"] for count in (8, 10**6))
+    assert few["value"] == many["value"]
+    assert few["high"] - few["low"] > 2 * (many["high"] - many["low"])

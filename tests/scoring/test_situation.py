@@ -83,6 +83,15 @@ def test_new_classes_are_found():
     assert look(points, names).setting in ("open", "universal")
 
 
+def test_with_five_known_classes_new_ones_are_looked_for_and_with_few_that_occur_not():
+    points, names, _ = made(range(5), known=5, new=5)
+    assert look(points, names).explained is not None
+    points, names, _ = made(range(3), known=20, per_class=80)
+    found = look(points, names)
+    assert found.explained is None
+    assert "too few classes to look for new ones" in found.reason
+
+
 def test_shares_must_be_unequal_from_both_starts():
     points, names, _ = made(range(3), sharp=1.0)
     begun = st.fit_mixture(points, names, begin=st.label_shift(names), prior=st.UNEVEN_PRIOR, rounds=st.ROUNDS)

@@ -27,7 +27,7 @@ def test_a_model_that_calls_everything_one_class_explains_nothing():
 
 
 def test_weights_are_counts_of_images():
-    """κ with counts is κ of the resampled images, each with its own agreement."""
+    """κ with counts is κ of the resampled images: a pair counts as often as both of its images are drawn."""
     generator = torch.Generator().manual_seed(1)
     predicted = torch.randint(3, (12,), generator=generator)
     neighbours = torch.randint(12, (12, 4), generator=generator)
@@ -35,10 +35,40 @@ def test_weights_are_counts_of_images():
     assert bool((counts.sum(dim=1) == 12).all())
     found = kappa(predicted, neighbours, 3, counts)
     for row, value in zip(counts, found, strict=True):
-        drawn = torch.repeat_interleave(torch.arange(12), row.long())
-        agree = (predicted[neighbours] == predicted[:, None]).double().mean(1)[drawn].mean()
+        drawn = torch.repeat_interleave(torch.arange(12), row.long()).tolist()
+        pairs = [(i, j) for i in drawn for near in neighbours[i].tolist() for j in drawn if j == near]
+        agree = sum(int(predicted[i] == predicted[j]) for i, j in pairs) / len(pairs)
         chance = torch.bincount(predicted[drawn], minlength=3).double().div(12).square().sum()
         assert float(value) == pytest.approx(float((agree - chance) / (1 - chance)))
+
+
+def test_two_models_of_the_same_accuracy_seldom_seem_to_differ():
+    """The lower end of a 90 % interval is above 0 in one of twenty pairs of models, not in one of five."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(10).repeat_interleave(40)
+    centres = torch.randn(10, 16, generator=generator)
+    wins = 0
+    for _ in range(100):
+        points = 3 * centres[labels] + torch.randn(400, 16, generator=generator)
+        near = torch.cdist(points, points).fill_diagonal_(torch.inf).topk(20, largest=False).indices
+        one, two = (
+            torch.where(
+                torch.rand(400, generator=generator) < 0.7, labels, torch.randint(10, (400,), generator=generator)
+            )
+            for _ in range(2)
+        )
+        wins += Comparison(one, near, 10).gain(two, torch.zeros(400, dtype=torch.bool))[1].low > 0
+    assert wins <= 11  # 100 pairs at 5 %: more than 11 happen in one of 200 such tests
+
+
+def test_doubt_never_speaks_for_a_model():
+    """Also if neighbours agree less often than by chance."""
+    predicted = torch.tensor([0, 1] * 4)
+    neighbours = torch.tensor([[(i + 1) % 8, (i + 3) % 8] for i in range(8)])
+    value, gain = Comparison(predicted, neighbours, 2).gain(predicted, torch.ones(8, dtype=torch.bool))
+    assert value < 0
+    assert gain.value < 0
+    assert gain.low < 0
 
 
 def test_a_difference_comes_with_its_interval():

@@ -490,7 +490,9 @@ class Adaptation:
             "tune": {"tune": self.config.tune, "reason": self.tune_reason},
             "classes": self.found,
             "guard": {"on": self.config.guard, **dataclasses.asdict(kept), "judge": self.judged_by},
-            "estimated_accuracy": estimated_accuracy(self.guard.history, kept=kept.epoch, rejects=self.guide.rejects),
+            "estimated_accuracy": estimated_accuracy(
+                self.guard.history, kept=kept.epoch, count=len(self.guard.rows), rejects=self.guide.rejects
+            ),
             "validators": next((r["validators"] for r in self.records if r["epoch"] == kept.epoch), {}),
             "prior_precision": self.posterior.prior_precision,
             "uncertainty": self.uncertainty.kind,

@@ -2,14 +2,15 @@
 
 Null hypothesis: the adapted predictions explain the target's structure, as seen by features that the training did not
 use, no better than the source model's. Structure is κ, the agreement of neighbours beyond chance (`scoring.structure`).
-κ does not know names: classes that were swapped agree as well. The source posterior does. A changed prediction is
-doubted if none of eight heads drawn from the source posterior gives it, and of those every second one counts as wrong:
+κ does not notice swapped classes; the source posterior does. A changed prediction is doubted if none of eight heads
+drawn from the source posterior gives it, and half of the doubted predictions count as wrong:
 
-    e = κ · (1 − u/2)              u: share of all images whose prediction is doubted; the source model's is 0
+    e = κ − |κ| u/2              u: share of all images whose prediction is doubted; the source model's is 0
 
-The adapted model is kept if e rises for certain (90 % interval, bootstrap over images), and the source model if it
-does not rise; otherwise nobody can tell. The neighbourhood is √N images: large enough to see a class torn into parts,
-as happens if the target lacks classes and adaptation fills them, small enough to lie within one class.
+The guard keeps the adapted model if the 90 % interval of the gain in e is above 0 (bootstrap over images), and the
+source model if e does not rise. Otherwise it cannot tell. A neighbourhood has as many images as a class of average
+size, at most √N: large enough to see a class torn into parts, as happens if the target lacks classes and adaptation
+fills them.
 
 Everything that the decision needs is in the history of the run (`Look`), and `choose_epoch` is a pure function of it.
 
@@ -98,17 +99,23 @@ def choose_epoch(history: Sequence[Look]) -> Kept:
     seen = f"agreement of similar images {before:z.0%} before, {after:z.0%} after (corrected for chance)"
     if last.gain.low > 0:
         return Kept("adapted", last.epoch, f"{start}{kept}: {seen}")
-    if after > before:
-        seen += f"; the source posterior finds {last.names:.0%} of the new predictions plausible"
+    names = f"; the source posterior finds {last.names:.0%} of the new predictions plausible" if after > before else ""
     if last.gain.value <= 0:
-        return Kept("source", 0, f"{start}source model kept: {seen}", last.epoch)
-    end = f"which may be chance; the source model stays in use, the {judged} is saved beside it"
-    return Kept("undecided", 0, f"{start}cannot tell: {seen}, {end}", last.epoch)
+        return Kept("source", 0, f"{start}source model kept: {seen}{names}", last.epoch)
+    end = f"; the source model stays in use, the {judged} is saved beside it"
+    return Kept("undecided", 0, f"{start}cannot tell: {seen}, which may be chance{names}{end}", last.epoch)
 
 
 def looked_at(count: int) -> Tensor:
     """Positions of the images that the guard looks at."""
     return evenly_spaced(count, MOST)
+
+
+def neighbourhoods(count: int, classes: int) -> tuple[int, int]:
+    """Neighbours for the estimated accuracy, and for the decision, of so many images. Both fit into a class of average
+    size: half of one, at most five; and a whole one, at most √N."""
+    near = min(max(count // (2 * classes), 1), NEIGHBOURS)
+    return near, max(near, min(math.isqrt(count), count // classes))
 
 
 class Guard:
@@ -143,10 +150,11 @@ class Guard:
         self.source, self.class_names = before, names
         self.rows = looked_at(len(labels)).to(labels.device)
         features = before.features[self.rows] if seen is None else seen.to(labels.device)
-        table = nearest_neighbours(features, max(NEIGHBOURS, math.isqrt(len(self.rows))))[0]
+        near, wide = neighbourhoods(len(self.rows), classes)
+        table = nearest_neighbours(features, wide)[0]
         self.labels, self.draws = labels[self.rows], draws
         self.structure = Comparison(self.labels, table, classes)
-        self.accuracy = Comparison(self.labels, table[:, :NEIGHBOURS], classes)
+        self.accuracy = Comparison(self.labels, table[:, :near], classes)
 
     def consider(self, epoch: int, outputs: Outputs, labels: Tensor, state: dict[str, Tensor]) -> Look:
         """Look at an iterate: its outputs, its N labels (K for unknown), its weights."""
@@ -185,19 +193,21 @@ class Guard:
 
 
 ACCURACY_ERROR = 0.13
-"""How far the truth may be from the estimate. Nine in ten of the runs that the guard was chosen on are within it;
-docs/studies/guard.md says how many of those set aside."""
+"""How far the truth may be from the estimate after adaptation if the target has many images: nine in ten of the runs
+that the guard was chosen on are within it. docs/studies/guard.md says how many of those set aside."""
 
 ALL_KNOWN, WITH_UNKNOWN = "if no image is of a new class", "with unknown as a class of its own"
 
 
-def estimated_accuracy(history: Sequence[Look], *, kept: int, rejects: bool = False) -> dict[str, Any]:
-    """Accuracy without labels, in percent, with a 90 % interval, before and after a run that kept this epoch. If images
-    may be called unknown (`rejects`), that is a class of its own, and it is right for images of new classes; otherwise
-    the estimate holds if there are none, and says so."""
+def estimated_accuracy(history: Sequence[Look], *, kept: int, count: int, rejects: bool = False) -> dict[str, Any]:
+    """Accuracy without labels, in percent, with a 90 % interval, before and after a run that kept this epoch. With few
+    images (`count`) the interval is wider, by the error of a share among so many. If images may be called unknown
+    (`rejects`), that is a class of its own, and it is right for images of new classes; otherwise the estimate holds if
+    there are none, and says so."""
     found: dict[str, Any] = {"counts": WITH_UNKNOWN if rejects else ALL_KNOWN}
     look = next((look for look in history if look.epoch == kept), history[-1])
+    error = math.hypot(ACCURACY_ERROR, 1.645 * 0.5 / math.sqrt(count))
     for when, value in zip(("before", "after"), look.accuracy, strict=True):
-        figures = {"value": value, "low": value - ACCURACY_ERROR, "high": value + ACCURACY_ERROR}
+        figures = {"value": value, "low": value - error, "high": value + error}
         found[when] = {name: round(100 * min(max(number, 0.0), 1.0), 1) for name, number in figures.items()}
     return found

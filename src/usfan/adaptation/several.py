@@ -109,7 +109,9 @@ def history_of(
         "mixing": config.mixing,
         "classes": classes,
         "guard": {"on": config.guard, "kept": "adapted" if adapted else "source", "reason": reason},
-        "estimated_accuracy": estimated_accuracy(guard.history, kept=int(bool(adapted)), rejects=rejects),
+        "estimated_accuracy": estimated_accuracy(
+            guard.history, kept=int(bool(adapted)), count=len(guard.rows), rejects=rejects
+        ),
         "validators": records[1]["validators"],
         "settings": {**dataclasses.asdict(config), **({"setting": classes["setting"]} if classes else {})},
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),

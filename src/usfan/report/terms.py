@@ -14,9 +14,10 @@ VALIDATORS = {
     "largest_class": "Share of the images in the class that is predicted most often.",
     "drift": "Share of images whose prediction differs from the source model's.",
     "certain": "Share of the images to whose class the posterior gives a probability above (1 + 1/K)/2 (K classes).",
-    "structure": "How often images that another network finds similar get the same prediction, corrected for chance: 1 "
-    "if always, 0 as by chance.",
-    "structure_gain": "The same, minus the source model's. The guard uses it.",
+    "structure": "How often similar images get the same prediction, corrected for chance: 1 means always, 0 no more "
+    "often than chance. Similar means near each other in features that the training did not use, if there are any.",
+    "structure_gain": "structure minus the source model's, less half of the predictions that the source posterior "
+    "doubts. The guard uses it.",
     "names": "Share of the changed predictions that the source model's posterior finds plausible.",
 }
 """What each validator says; none of them needs labels."""

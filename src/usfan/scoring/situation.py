@@ -16,8 +16,8 @@ name. Images of new classes form clusters that names do not explain. Both are co
 
 L_one has a single Gaussian. If the named clusters explain under 15/16 of the structure, there are new classes. The
 search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the first
-of them, and further ones show structure within classes. With an effective number of classes under five even these do,
-so new classes are not looked for.
+of them, and further ones show structure within classes. If fewer than five classes occur even these do, so new classes
+are not looked for.
 
 *Cannot tell.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), neither question has an
 answer, and the target is assumed to have the classes of the source.
@@ -50,7 +50,7 @@ SHARPNESS = 3.0
 ENOUGH = 8
 """Images per class from which clusters without a name are looked for."""
 FEWEST = 5
-"""Effective number of classes from which they are looked for: with 2 to 4 classes of Office-31, 7 of 8 closed sets
+"""Classes that occur from which they are looked for: with 2 to 4 classes of Office-31, 7 of 8 closed sets
 seemed to have new ones."""
 FOLDS, ROUNDS, SMOOTHED = 5, 12, 10
 """Parts of the images held out in turn; rounds of EM; neighbours that a score is averaged over."""
@@ -86,7 +86,7 @@ class Situation:
         found = int(self.occurs.sum())
         even = "in about equal shares" if self.effective >= EVEN else "in unequal shares"
         if self.explained is None:
-            few = "classes" if effective_share(self.shares) * classes < FEWEST else "images"
+            few = "images" if several(self.shares, self.effective) else "classes"
             return f"about {found} of {classes} known classes occur, {even}; too few {few} to look for new ones"
         new = "so there are new ones too" if self.explained < EXPLAINED else "so there is nothing new"
         return (
@@ -119,8 +119,7 @@ def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
     plain = fit_mixture(points, names, rounds=ROUNDS).shares
     effective = max(effective_share(shares), effective_share(plain))
     explained = None
-    several = effective_share(shares) * classes >= FEWEST
-    if followed >= FOLLOWED and several and len(points) >= ENOUGH * classes:
+    if followed >= FOLLOWED and several(shares, effective) and len(points) >= ENOUGH * classes:
         found = int(occurring(shares * len(points)).sum())
         few = points[:, : min(max(found // 2, 4), 10)]
         explained = named_share(few, names, unknown_score(names, near))
@@ -147,6 +146,11 @@ def occurring(counts: Tensor) -> Tensor:
     shares = counts / counts.sum().clamp_min(1e-12)
     usual = float(counts.sum()) / (effective_share(shares) * len(shares))
     return counts >= max(1.0, RARE * usual)
+
+
+def several(shares: Tensor, effective: float) -> bool:
+    """Whether at least five classes occur: all of them if the shares are about equal, else their effective number."""
+    return len(shares) * (1.0 if effective >= EVEN else effective_share(shares)) >= FEWEST
 
 
 def effective_share(shares: Tensor) -> float:

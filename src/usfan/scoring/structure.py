@@ -37,19 +37,20 @@ class Interval:
         return cls(value, low, high)
 
 
-def agreement(predicted: Tensor, neighbours: Tensor) -> Tensor:
-    """N: the share of each image's neighbours (N×k positions) that are predicted like it."""
-    return (predicted[neighbours] == predicted[:, None]).double().mean(dim=1)
-
-
 def kappa(predicted: Tensor, neighbours: Tensor, classes: int, weights: Tensor | None = None) -> Tensor:
-    """κ of N predicted classes; with weights R×N (counts of a bootstrap, each row summing to N) R values."""
-    own = agreement(predicted, neighbours)
-    hot = torch.nn.functional.one_hot(predicted.long(), classes).double()
+    """κ of N predicted classes with N×k neighbours; with weights R×N (counts of a bootstrap) R values. An image that is
+    drawn twice counts twice, also as a neighbour."""
     if weights is None:
         weights = torch.ones(1, len(predicted), dtype=torch.float64, device=predicted.device)
     weights = weights.double() / weights.sum(dim=1, keepdim=True)
-    a, chance = weights @ own, (weights @ hot).square().sum(dim=1)
+    hot = torch.nn.functional.one_hot(predicted.long(), classes).double()
+    alike, pairs = torch.zeros_like(weights), torch.zeros_like(weights)
+    for near in neighbours.T:
+        drawn = weights[:, near]
+        alike += drawn * (predicted[near] == predicted)
+        pairs += drawn
+    a = (weights * alike).sum(dim=1) / (weights * pairs).sum(dim=1).clamp_min(1e-12)
+    chance = (weights @ hot).square().sum(dim=1)
     value = (a - chance) / (1 - chance).clamp_min(1e-12)
     return torch.where(1 - chance < 1e-9, torch.zeros_like(value), value)
 
@@ -75,12 +76,12 @@ class Comparison:
         return value, kappa(predicted, self.neighbours, self.classes, self.counts).cpu()
 
     def gain(self, after: Tensor, doubted: Tensor) -> tuple[float, Interval]:
-        """κ of N other predictions, and by how much more they explain: κ · (1 − u/2), u the share of those that are
+        """κ of N other predictions, and by how much more they explain: κ − |κ| u/2, u the share of those that are
         doubted (N booleans), minus κ of the source predictions."""
         value, draws = self.kappas(after)
         share = (self.counts.double() @ doubted.double()).cpu() / len(doubted)
-        more = value * (1 - float(doubted.double().mean()) / 2) - self.value
-        return value, Interval.of(more, draws * (1 - share / 2) - self.draws)
+        more = value - abs(value) * float(doubted.double().mean()) / 2 - self.value
+        return value, Interval.of(more, draws - draws.abs() * share / 2 - self.draws)
 
 
 def evenly_spaced(count: int, most: int = MOST) -> Tensor:
