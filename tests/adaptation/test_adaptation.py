@@ -85,6 +85,7 @@ def test_there_is_no_way_in_for_source_data():
         "data",
         "classes",
         "root",
+        "open_set",
     ]  # of the target's images
     more = {"module", "device", "resume"}  # of the public function: none of them brings data
     assert set(inspect.signature(usfan.adapt).parameters) == {*names, *more}
