@@ -362,12 +362,9 @@ def guard_table() -> str:
             counts = [f"{own[name]}/{old[name]}" for name in ("below_by_3", "thrown_away_5")]
             worst = f"{own['worst']:+.1f}/{old['worst']:+.1f}"
             most = f"{own['most_thrown_away']:.1f}/{old['most_thrown_away']:.1f}"
-            kept = "/".join(str(n) for n in own["kept"].values())
-            lines.append(
-                [f"{title}: {kind}", str(own["runs"]), *(f"{v:.2f}" for v in figures), *counts, worst, most, kept]
-            )
+            lines.append([f"{title}: {kind}", str(own["runs"]), *(f"{v:.2f}" for v in figures), *counts, worst, most])
     header = ["shift", "runs", "loss", "old guard", "always adapting", "never adapting", "3 below source"]
-    return markdown([*header, "gains of 5 lost", "worst", "most lost", "adapted/source/undecided"], lines)
+    return markdown([*header, "gains of 5 lost", "worst", "most lost"], lines)
 
 
 def guard_first_table() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores: threads of one would wait for those of the other
@@ -19,6 +20,14 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    """Four threads of torch, one for the tests after it."""
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

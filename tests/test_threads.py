@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +16,7 @@ from usfan.scoring import neighbours
 from usfan.threads import LARGE, all_threads, threads_for
 
 
-@pytest.fixture
-def four() -> Iterator[None]:
-    """Four threads of torch, one for the tests after it."""
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(1)
-
-
-def test_small_work_gets_one_thread_and_large_work_within_it_all(four: None) -> None:
+def test_small_work_gets_one_thread_and_large_work_within_it_all(four_threads: None) -> None:
     with threads_for(LARGE - 1):
         assert torch.get_num_threads() == 1
         with threads_for(LARGE):
@@ -39,13 +30,13 @@ def test_small_work_gets_one_thread_and_large_work_within_it_all(four: None) -> 
     assert torch.get_num_threads() == 4
 
 
-def test_an_error_gives_the_threads_back(four: None) -> None:
+def test_an_error_gives_the_threads_back(four_threads: None) -> None:
     with pytest.raises(ZeroDivisionError), threads_for(0):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 4
 
 
-def test_an_interrupt_on_the_way_in_leaves_no_block_behind(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_on_the_way_in_leaves_no_block_behind(four_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = threads.use, []
 
     def interrupted(count: int) -> None:
@@ -57,22 +48,23 @@ def test_an_interrupt_on_the_way_in_leaves_no_block_behind(four: None, monkeypat
     monkeypatch.setattr(threads, "use", interrupted)
     with pytest.raises(KeyboardInterrupt), threads_for(0):
         pass
-    torch.set_num_threads(3)
-    with threads_for(0), all_threads():
-        assert torch.get_num_threads() == 3
-    assert torch.get_num_threads() == 3
+    what_the_user_chose_since_counts()
 
 
-def test_what_the_user_chose_since_counts(four: None) -> None:
+def test_what_the_user_chose_since_counts(four_threads: None) -> None:
     with threads_for(0):
         pass
+    what_the_user_chose_since_counts()
+
+
+def what_the_user_chose_since_counts() -> None:
     torch.set_num_threads(3)
     with threads_for(0), all_threads():
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == 3
 
 
-def test_two_runs_at_a_time_give_all_threads_back(four: None) -> None:
+def test_two_runs_at_a_time_give_all_threads_back(four_threads: None) -> None:
     """The second run begins while the first has one thread, and ends after it."""
     inside, go_on, seen = threading.Event(), threading.Event(), []
 
@@ -91,7 +83,7 @@ def test_two_runs_at_a_time_give_all_threads_back(four: None) -> None:
     assert (torch.get_num_threads(), seen) == (4, [4])
 
 
-def test_training_and_adapting_on_features_keep_to_one_thread(four: None) -> None:
+def test_training_and_adapting_on_features_keep_to_one_thread(four_threads: None) -> None:
     labels, width = torch.arange(60) % 3, create_backbone("digits-cnn", "none").features
     features = torch.rand(60, width) + labels[:, None]
     store = FeatureStore(features, torch.arange(60), labels, ("a", "b", "c"))
@@ -112,7 +104,7 @@ def test_training_and_adapting_on_features_keep_to_one_thread(four: None) -> Non
 
 @pytest.mark.parametrize(("rows", "count"), [(40, 1), (600, 4)])
 def test_many_neighbours_are_searched_with_all_threads(
-    four: None, monkeypatch: pytest.MonkeyPatch, rows: int, count: int
+    four_threads: None, monkeypatch: pytest.MonkeyPatch, rows: int, count: int
 ) -> None:
     plain, seen = neighbours.torch.arange, []
     monkeypatch.setattr(

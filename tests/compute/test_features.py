@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -36,18 +35,11 @@ class Noting(nn.Module):
         return self.last(self.noted).mean(dim=(2, 3)) + len(self.noted) - len(images)
 
 
-@pytest.fixture
-def four() -> Iterator[None]:
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(1)
-
-
 def store(count: int) -> PixelStore:
     return PixelStore(torch.randint(256, (count, 3, 72, 72), dtype=torch.uint8), torch.arange(count))
 
 
-def test_pieces_have_the_features_of_whole_batches(four: None) -> None:
+def test_pieces_have_the_features_of_whole_batches(four_threads: None) -> None:
     network, images = Noting(), store(150)
     found = features_of(BackboneAlone(network), images, SPEC, CPU).pixels
     with torch.no_grad():
@@ -57,7 +49,7 @@ def test_pieces_have_the_features_of_whole_batches(four: None) -> None:
     assert torch.get_num_threads() == 4
 
 
-def test_threads_take_a_piece_each_in_networks_of_their_own(four: None) -> None:
+def test_threads_take_a_piece_each_in_networks_of_their_own(four_threads: None) -> None:
     network = Noting()
     seen = network.seen
     network.__dict__["seen"] = seen_by_all = SharedList(seen)
@@ -74,7 +66,7 @@ class SharedList(list[tuple[int, int, bool]]):
         return self
 
 
-def test_hooks_are_not_called_by_two_threads(four: None) -> None:
+def test_hooks_are_not_called_by_two_threads(four_threads: None) -> None:
     """A hook belongs to all copies of a network: what it writes for one piece, another would read."""
     network, images, kept = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 6, 3, 2), Kept({})), store(150), {}
     network[2].kept = kept
@@ -104,7 +96,7 @@ class Kept(nn.Module):
         return self
 
 
-def test_a_network_that_cannot_be_copied_takes_whole_batches(four: None) -> None:
+def test_a_network_that_cannot_be_copied_takes_whole_batches(four_threads: None) -> None:
     network = Noting()
     network.lock = threading.Lock()
     features_of(BackboneAlone(network), store(70), SPEC, CPU)
@@ -117,7 +109,7 @@ def test_one_thread_takes_one_piece_after_another() -> None:
     assert [size for _, size, _ in network.seen] == [1, 16, 16, 16, 16, 6]
 
 
-def test_an_error_in_a_thread_is_raised_and_the_threads_are_given_back(four: None) -> None:
+def test_an_error_in_a_thread_is_raised_and_the_threads_are_given_back(four_threads: None) -> None:
     with pytest.raises(ValueError, match="thirteen images"):
         features_of(BackboneAlone(Noting()), store(64 + 13), SPEC, CPU)
     assert torch.get_num_threads() == 4
