@@ -21,13 +21,14 @@ from small_runs import class_folder, train_tiny
 from tiny_models import tiny_model, witness_for
 
 WARM = 0.1
-"""The share at the start in which caches may still fill."""
+"""The share at the start in which caches may still fill, beside one run of every method."""
 FLAT_MIB = 16
 """Growth that counts as none: the allocator's own rounding."""
 
 
 def adapt_often(count: int) -> dict[str, Any]:
-    """Each adaptation takes another method and seed; memory, handles and threads are read after each."""
+    """Each adaptation takes another method and seed; memory, handles and threads are read after each, once every method
+    has run in closed and in open set."""
     import torch
 
     import usfan
@@ -41,13 +42,17 @@ def adapt_often(count: int) -> dict[str, Any]:
     memory, handles, threads = [], [], []
     began = time.perf_counter()
     gc.freeze()  # what the libraries hold is not looked through after each
-    for number in range(count):
+    warm_up = 2 * len(methods)
+    for number in range(-warm_up, count):
         method = methods[number % len(methods)]
-        given = {"epochs": 1, "batch_size": 8, "seed": number, "open_set": number % 4 == 3}
+        open_set = number < -len(methods) or number % 4 == 3
+        given = {"epochs": 1, "batch_size": 8, "seed": abs(number), "open_set": open_set}
         adapted = usfan.adapt(source, images, method, **given, **witness_for(method, images))
         assert bool(adapted.predict(images[:2]).probs.isfinite().all())
         del adapted
         gc.collect()
+        if number < 0:
+            continue
         memory.append(measuring.status_mib("VmRSS"))
         handles.append(measuring.open_handles())
         threads.append(measuring.threads())
