@@ -35,7 +35,7 @@ from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.evaluation.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
-from usfan.scoring.situation import occurring
+from usfan.scoring.situation import RARE, SCARCE, occurring
 from usfan.training.source import train_source
 
 BACKBONE = "tf_efficientnet_lite0"
@@ -148,7 +148,9 @@ def figures(model: AdaptedModel, store: FeatureStore, true: Tensor) -> dict[str,
         before = torch.tensor(situation["shares"]).double()
         row |= {k: situation[k] for k in ("setting", "explained", "followed", "effective_classes")}
         row["tv_before"] = round(0.5 * float((before - shares).abs().sum()), 4)
-        row |= {f"{k}_before": v for k, v in occurrence(occurring(before * len(store)), true > 0).items()}
+        least = SCARCE if situation["setting"] in ("open", "universal") else RARE
+        found = occurring(before * situation.get("known", 1.0) * len(store), least)
+        row |= {f"{k}_before": v for k, v in occurrence(found, true > 0).items()}
     return row
 
 

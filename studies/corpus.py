@@ -141,12 +141,10 @@ def describe(model: SourceModel, store: Any, runtime: Any, target: str, source: 
     features, logits = forward_store(classifier, store, model.spec, runtime)
     draws = model.posterior.draws(features, DRAWS)
     predictive = model.posterior.predictive(features, 0.4, 128)
-    plain = model.posterior.predictive(features, 1.0, 128)
     key = f"{source}|{target}"
     return {
         f"{key}|probs": logits.softmax(1).half().cpu().numpy(),
         f"{key}|posterior": predictive.half().cpu().numpy(),
-        f"{key}|posterior1": plain.half().cpu().numpy(),
         f"{key}|draws": draws.argmax(2).to(torch.int8).cpu().numpy(),
         f"{key}|near-source": nearest_neighbours(features, 5)[0].to(torch.int16).cpu().numpy(),
     }
@@ -161,15 +159,9 @@ def one_run(
     labels = store.labels
     before, after = adapted.passes.before, adapted.passes.after
     right = [100 * float((o.logits.argmax(1).cpu() == labels).double().mean()) for o in (before, after)]
-    plain = model.posterior.predictive(after.features, 1.0, 128)
     history = adapted.history
     figures = [record["validators"] for record in history["records"]]
     arrays = {
-        "after": after.logits.argmax(1).to(torch.int8).cpu().numpy(),
-        "probs": after.probs.half().cpu().numpy(),
-        "posterior": after.posterior_probs.amax(1).half().cpu().numpy(),
-        "posterior1": plain.amax(1).half().cpu().numpy(),
-        "draws": model.posterior.draws(after.features, DRAWS).argmax(2).to(torch.int8).cpu().numpy(),
         "path": torch.stack(adapted.passes.path).to(torch.int8).cpu().numpy(),
         "validators": np.array([[f["entropy"], f["information_maximization"], f["diversity"]] for f in figures]),
     }
@@ -239,7 +231,7 @@ def digits_job(job: dict[str, Any], runtime: Any, folder: Path) -> Any:
     shared = describe(model, store, runtime, target, source)
     name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
     row = {"kind": job["kind"], "source": source, "target": target, "tune": "all", "seed": job["seed"]}
-    row |= {**job["settings"], **figures, "run": name}
+    row |= {**job["settings"], **figures, "run": name}  # the default of a network from scratch is all
     shared |= {f"{name}|{k}": v for k, v in arrays.items()}
     shared[f"{target}|labels"] = store.labels.to(torch.int8).numpy()
     return row, shared
@@ -347,12 +339,13 @@ def main() -> None:
     parser.add_argument("--gpu-workers", type=int, default=3)
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--targets", nargs="*", help="such as office31/dslr; all by default")
+    parser.add_argument("--methods", nargs="+", default=list(usfan.METHODS), help="of the frozen runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
     parser.add_argument("--tuned-epochs", type=int, default=20)
     given = parser.parse_args()
     began = time.time()
     given.out.mkdir(parents=True, exist_ok=True)
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.is_available() and given.gpu_workers > 0
     context = multiprocessing.get_context("spawn")
     data = Data(given.images, given.work, given.cores)
     weights = str(given.images / "lite0.safetensors")
@@ -363,7 +356,7 @@ def main() -> None:
     wanted = {(t["target"], t["shift"]) for t in todo} | {(t["source"], None) for t in todo}
     for domain, shift in sorted(wanted, key=str):
         np.save(given.work / f"labels-{domain.replace('/', '-')}.npy", data.labels(domain)[0].numpy())
-        for net in ("lite0", "lite2"):
+        for net in [n for n in ("lite0", "lite2") if (given.images / f"{n}.safetensors").is_file()]:
             path = given.work / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"
             if not path.is_file():
                 from usfan.adaptation.witness import resized
@@ -388,7 +381,7 @@ def main() -> None:
     for seed in given.seeds:
         for settings in GOOD + BAD:
             for t in todo:
-                if settings["method"] in usfan.METHODS:
+                if settings["method"] in given.methods:
                     runs.append(
                         {
                             **t,
@@ -440,6 +433,7 @@ def main() -> None:
                     {"method": "u-sfan+"},
                     {"method": "shot", "lr": 0.1},
                     {"method": "u-sfan", "preset": "paper"},
+                    *({"method": "u-sfan", "tune": tune} for tune in ("new", "norm")),
                 ):
                     made = {"kind": f"{a}-{b}", "source": a, "target": b, "classes": classes, "shift": None}
                     runs.insert(0, {**made, "settings": settings, "seed": given.seeds[0], "file": str(file)})
@@ -455,24 +449,15 @@ def main() -> None:
             {"start": "tuned", "settings": {"method": m, "tune": "all", **more}}
             for m, more in (("u-sfan++", {}), ("shot", {}), ("u-sfan", {"lr": 0.1}), ("shot-im", {}))
         ]
-        seed = given.seeds[0]
-        hard = {("amazon", "webcam"), ("webcam", "amazon"), ("dslr", "webcam")}
+        seed, pacs = given.seeds[0], ("photo-cartoon", "cartoon-photo")
+        few = {("amazon", "webcam"), ("webcam", "amazon"), ("dslr", "webcam")}
         short = lambda t: (t["source"].split("/")[1], t["target"].split("/")[1])  # noqa: E731
-        order = (
-            "office31-dark",
-            "office31-lines",
-            "office31-blur",
-            "office31-inverted",
-            "office31-posterised",
-            "office31",
-        )
-        some = [t for t in todo if t["kind"] in order and short(t) in hard]
+        some = [t for t in todo if t["kind"] in pacs or (t["classes"] is None and short(t) in few)]
         for way in ladder:
             moving += [{**t, **way, "seed": seed} for t in some]
-        moving.sort(key=lambda job: order.index(job["kind"]))
-        rest = [t for t in todo if t["kind"] in ("office31", "office31-10", "office31-20")]
+        moving.sort(key=lambda job: (job["target"], job["shift"] or ""))  # one target's pixels at a time
         for way in tuned:
-            moving += [{**t, **way, "seed": seed} for t in rest]
+            moving += [{**t, **way, "seed": seed} for t in todo if t["shift"] is None]
     moves = context.Queue()
     for job in moving:
         moves.put(job)

@@ -82,7 +82,7 @@ def one_run(
     target: str,
     settings: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    (first, logits), (last, after) = moments[0], moments[-1]
+    (first, logits), after = moments[0], moments[-1][1]
     right = [100 * float((o.argmax(1) == labels).double().mean()) for o in (logits, after)]
     key, name = f"{source}|{target}", f"{source}|{target}|{settings['method']} {settings.get('lr', '')}"
     figures = [validate(o.softmax(1)) for _, o in moments]
@@ -91,13 +91,9 @@ def one_run(
     arrays = {
         f"{key}|probs": logits.softmax(1).half().numpy(),
         f"{key}|posterior": predictive.half().numpy(),
-        f"{key}|posterior1": posterior.predictive(first, 1.0, 128).half().numpy(),
         f"{key}|draws": posterior.draws(first, DRAWS).argmax(2).to(torch.int8).numpy(),
         f"{key}|near-source": nearest_neighbours(first, 5)[0].to(torch.int16).numpy(),
         f"{target}|{source}|labels": labels.to(torch.int8).numpy(),
-        f"{name}|after": after.argmax(1).to(torch.int8).numpy(),
-        f"{name}|probs": after.softmax(1).half().numpy(),
-        f"{name}|draws": posterior.draws(last, DRAWS).argmax(2).to(torch.int8).numpy(),
         f"{name}|path": torch.stack([o.argmax(1) for _, o in moments]).to(torch.int8).numpy(),
         f"{name}|validators": np.array(
             [[f["entropy"], f["information_maximization"], f["diversity"]] for f in figures]

@@ -25,7 +25,7 @@ from studies import old_guard
 from studies.corpus import digits
 from torch import Tensor
 
-from usfan.adaptation.guard import Guard, choose_epoch, estimated_accuracy, looked_at
+from usfan.adaptation.guard import Guard, Kept, choose_epoch, estimated_accuracy, looked_at
 from usfan.adaptation.witness import thumbnails
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
@@ -60,6 +60,22 @@ class Judges:
         return table[looked_at(len(table))]
 
 
+def kept_by_the_guard(
+    before: Outputs, path: Tensor, draws: Tensor, seen: Tensor, finite: dict[int, bool], last: int | None = None
+) -> tuple[Kept, dict[str, Any]]:
+    """The decision of the guard from the source model's outputs, E × N predictions, and for the images it looks at N' ×
+    M labels of drawn heads and the judge's N' × F features; and the accuracy that it estimates for epoch `last`.
+    `finite`: epochs to look at (by default the last one), and whether their loss was finite."""
+    guard, classes = Guard(enabled=True), before.probs.shape[1]
+    guard.open(before, path[0], draws, seen, classes)
+    guard.consider(0, before, path[0], {})
+    for epoch, guard.loss_finite in sorted((finite or {len(path) - 1: True}).items()):
+        now = torch.nn.functional.one_hot(path[epoch], classes).float()
+        guard.consider(epoch, Outputs(now, now, now, now, now[:, 0]), path[epoch], {})
+    last = len(path) - 1 if last is None else last
+    return choose_epoch(guard.history), estimated_accuracy(guard.history, kept=last, count=len(guard.rows))
+
+
 def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
     """What both guards do with a run."""
     key = f"{row['source']}|{row['target']}"
@@ -69,17 +85,12 @@ def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
     posterior, setting = stored(f"{key}|posterior").float(), row.get("setting", "closed")
     run = old_guard.Run(path, figures[:, 0], figures[:, 1], probs, posterior, near, setting)
     old = old_guard.kept_epoch(run)
-    guard = Guard(enabled=True)
     draws = stored(f"{key}|draws").long()[looked_at(len(path[0]))]
-    outputs = Outputs(probs, probs, probs, probs, probs[:, 0])
-    guard.open(outputs, path[0], draws, judges.features(row["source"], row["target"]), probs.shape[1])
-    guard.consider(0, outputs, path[0], {})
+    outputs = Outputs(probs, probs, probs, posterior, probs[:, 0])
     last, _ = old_guard.ended(run)  # both guards call the same thing a collapse
-    for epoch in sorted({last, min(last + 1, len(path) - 1)} - {0}):
-        guard.loss_finite = bool(torch.isfinite(figures[epoch, 0]))
-        now = torch.nn.functional.one_hot(path[epoch], probs.shape[1]).float()
-        guard.consider(epoch, Outputs(now, now, now, now, now[:, 0]), path[epoch], {})
-    kept = choose_epoch(guard.history)
+    finite = {epoch: bool(torch.isfinite(figures[epoch, 0])) for epoch in {last, min(last + 1, len(path) - 1)} - {0}}
+    seen = judges.features(row["source"], row["target"])
+    kept, estimate = kept_by_the_guard(outputs, path, draws, seen, finite, last)
     labels = arrays.get(f"{row['target']}|labels", arrays.get(f"{row['target']}|{row['source']}|labels"))
     right = [100 * float(np.mean(predicted == labels)) for predicted in path.numpy()]
     return {
@@ -88,7 +99,7 @@ def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
         "with_guard": right[kept.epoch],
         "with_old_guard": right[old],
         "judged": right[last],
-        "estimate": estimated_accuracy(guard.history, kept=last, count=len(guard.rows)),
+        "estimate": estimate,
     }
 
 
@@ -151,7 +162,9 @@ def main() -> None:
     for folder in given.corpus:
         arrays = dict(np.load(folder / f"{given.part}.npz"))
         for line in (folder / f"{given.part}.jsonl").read_text().splitlines():
-            rows.append(judged(json.loads(line), arrays, judges))
+            row = json.loads(line)
+            if not (row["source"].startswith("scratch") and row["tune"] != "all"):  # rungs of the ladder
+                rows.append(judged(row, arrays, judges))
     kinds = defaultdict(list)
     for row in rows:
         kinds[row["kind"]].append(row)
@@ -160,10 +173,15 @@ def main() -> None:
     names = ("kind", "source", "target", "method", "lr", "preset", "tune", "setting", "before", "after", "kept")
     more = ("with_guard", "with_old_guard", "judged", "estimate")
     found["rows"] = [{n: tidy(r[n]) for n in (*names, *more) if r.get(n) is not None} for r in rows]
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    given.out.write_text(one_row_per_line(found))
     for kind, own in {"all": found["all"], **found["kinds"]}.items():
         print(kind, json.dumps(tidy(own)))
     print(json.dumps(tidy(found["estimated_accuracy"]), indent=1))
+
+
+def one_row_per_line(found: dict[str, Any]) -> str:
+    rows = ",\n".join(json.dumps(row) for row in found["rows"])
+    return json.dumps({**found, "rows": ["ROWS"]}, indent=1).replace('"ROWS"', rows) + "\n"
 
 
 def tidy(value: Any) -> Any:

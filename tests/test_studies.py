@@ -14,6 +14,7 @@ from sklearn.covariance import ledoit_wolf
 
 sys.path.append(str(Path(__file__).parent.parent))
 
+from studies import emoji
 from studies.cells import adapt_variant, run_variant
 from studies.full_posterior import FullPosterior
 from studies.labels import GAUSSIAN_ROUNDS, nearest_gaussian, neighbour_targets, propagate
@@ -270,3 +271,24 @@ def test_the_old_guard_on_a_run(torn, kept):
     near = torch.stack([60 * (i // 60) + (i % 60 + torch.arange(1, 6)) % 60 for i in torch.arange(180)])
     entropy, information = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.4, 0.7, 0.9])
     assert kept_epoch(Run(path, entropy, information, probs, probs, near)) == kept
+
+
+def test_emoji_situations_share_miss_and_add_what_they_say():
+    """Class 0 has too few images in the target, so no situation has it."""
+    source, target = torch.arange(len(emoji.GROUPS)).repeat(2, 10)
+    target = target[(target != 0) | (torch.arange(len(target)) < 5)]
+    splits = {name: emoji.split_of(name, (source, target)) for name in emoji.KNOWN + emoji.NEW}
+    for known, shown in splits.values():
+        assert 0 not in known + shown
+        assert len(set(known)) == len(known)
+    assert splits["all"][0] == splits["all"][1]
+    assert set(splits["partial"][1]) < set(splits["partial"][0])
+    assert set(splits["open"][0]) < set(splits["open"][1])
+    known, shown = map(set, splits["universal"])
+    assert known & shown
+    assert known - shown
+    assert shown - known
+    store, rows = emoji.store_of((torch.rand(len(target), 3), target), *reversed(splits["few-open"]))
+    known = splits["few-open"][0]
+    expected = [known.index(c) if c in known else len(known) for c in target[rows].tolist()]
+    assert store.labels.tolist() == expected

@@ -17,6 +17,7 @@ from usfan.adaptation.methods import METHODS
 from usfan.adaptation.settings import resolve
 from usfan.adaptation.terms.given_labels import GivenLabels
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.witness import thumbnails
 from usfan.adaptation.worth import left_out
 from usfan.compute.features import features_of
 from usfan.compute.loop import Loop
@@ -65,9 +66,9 @@ def test_frozen_and_moving_backbones(source):
 def test_the_setting_is_decided_with_given_labels_as_names(source, monkeypatch):
     seen = []
 
-    def spy(points, centred, names):
+    def spy(features, names, second):
         seen.append(names)
-        return assess(points, centred, names)
+        return assess(features, names, second)
 
     monkeypatch.setattr("usfan.adaptation.adapt.assess", spy)
     usfan.adapt(source, squares(), "shot", labels=WRONG, **TINY)
@@ -75,6 +76,29 @@ def test_the_setting_is_decided_with_given_labels_as_names(source, monkeypatch):
     assert [source.classes[k] for k in names[list(WRONG)].argmax(dim=1)] == list(WRONG.values())
     torch.testing.assert_close(names[list(WRONG)].amax(dim=1), torch.ones(len(WRONG)))
     assert float(names[1].max()) < 1
+
+
+def test_new_classes_are_looked_for_in_a_second_view(source, monkeypatch):
+    """The pixels beside a network from scratch; given features beside its own; its own beside a witness's."""
+    seen = []
+
+    def spy(features, names, second):
+        seen.append((features, second(torch.tensor([0, 2]))))
+        return assess(features, names, second)
+
+    monkeypatch.setattr("usfan.adaptation.adapt.assess", spy)
+    store = stored(source)
+    for tune in ("all", "new"):
+        usfan.adapt(source, squares(), "shot", tune=tune, **TINY)
+        assert torch.equal(seen.pop()[1], thumbnails(store, torch.tensor([0, 2]), start_runtime(None), 16))
+    given = features_of(source.classifier, store, source.spec, start_runtime(None))
+    usfan.adapt(source, given, "shot", tune="new", **TINY)
+    assert torch.equal(seen[0][1], given.pixels[[0, 2]])
+    witness = torch.randn(len(store), 20, generator=torch.Generator().manual_seed(0))
+    usfan.adapt(source, given, "u-sfan++", witness=witness, tune="new", **TINY)
+    features, own = seen[1]
+    assert torch.equal(features, witness)
+    torch.testing.assert_close(own, seen[0][0][[0, 2]])
 
 
 def stored(source):

@@ -8,11 +8,12 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.guard import Guard, Kept, Look, choose_epoch, estimated_accuracy, neighbourhoods
+from usfan.adaptation.guard import Guard, Kept, Look, choose_epoch, cluster_fits, estimated_accuracy, neighbourhoods
 from usfan.adaptation.witness import thumbnails
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.cache import PixelStore
+from usfan.errors import UsfanError
 from usfan.runs.folder import RunFolder
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.outputs import Outputs
@@ -25,7 +26,7 @@ TINY = {"epochs": 3, "batch_size": 8, "progress": False}
 def look(gain=0.2, *, epoch=2, changed=0.3, names=0.8, collapse=None, structure=None, accuracy=None) -> Look:
     interval = Interval(gain, gain - 0.05, gain + 0.05)
     after = (0.4, 0.4 + gain)
-    return Look(epoch, changed, interval, names, structure or after, accuracy or after, collapse)
+    return Look(epoch, changed, interval, names, structure or after, (0.5, 0.7), accuracy or after, collapse)
 
 
 START = look(0, epoch=0, changed=0.0)
@@ -39,6 +40,7 @@ def test_a_certain_gain_is_kept():
     kept = decide(look())
     assert (kept.kept, kept.epoch) == ("adapted", 2)
     assert "40% before, 60% after" in kept.reason
+    assert "fit to their clusters 50% before, 70% after" in kept.reason
 
 
 def test_a_loss_of_structure_keeps_the_source_model():
@@ -57,7 +59,8 @@ def test_a_gain_that_is_not_certain_is_undecided():
 def test_structure_that_rises_while_names_are_doubted_keeps_the_source_model():
     kept = decide(look(-0.05, names=0.1, structure=(0.9, 0.95)))
     assert kept.kept == "source"
-    assert "95% after (corrected for chance); the source posterior finds 10% of the new predictions" in kept.reason
+    assert "95% after (corrected for chance)" in kept.reason
+    assert "; the source posterior finds 10% of the new predictions" in kept.reason
 
 
 def test_nothing_changed():
@@ -130,15 +133,31 @@ def test_unknown_is_no_name():
     assert guard.consider(2, outputs, 1 - before, {}).names == 0
 
 
-def test_swapped_classes_are_as_neat_and_half_as_good():
-    """Every prediction changed, and no head drawn from the posterior gives one of them."""
+def test_swapped_classes_are_as_neat_and_a_quarter_as_good():
+    """Every prediction changed, no head drawn from the posterior gives one of them, and none fits its cluster."""
     before = torch.arange(60) % 2
     guard, outputs = opened(before)
     swapped = guard.consider(1, outputs, 1 - before, {})
     assert swapped.structure == (1, 1)
-    assert swapped.accuracy == (1, 0.5)
-    assert swapped.gain.value == pytest.approx(-0.5)
-    assert swapped.gain.high == pytest.approx(-0.5)
+    assert swapped.fit == pytest.approx((1, 0), abs=1e-3)
+    assert swapped.accuracy == pytest.approx((1, 0.25), abs=1e-3)
+    assert swapped.gain.value == pytest.approx(-0.75, abs=1e-3)
+    assert swapped.gain.high == pytest.approx(-0.75, abs=1e-3)
+
+
+def test_fits_are_probabilities_and_unknown_has_the_clusters_without_a_name():
+    """Four clusters in the plane; the source model names two, and is uncertain of the others."""
+    generator = torch.Generator().manual_seed(0)
+    own = torch.arange(200) % 4
+    corners = torch.tensor([[4.0, 0, 0], [0, 4, 0], [-4, 0, 4], [0, -4, 4]])
+    features = corners[own] + 0.3 * torch.randn(200, 3, generator=generator)
+    probs = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.55, 0.45], [0.5, 0.5]])[own]
+    near = nearest_neighbours(features, 10)[0]
+    closed, opened_up = (cluster_fits(features, probs, near, classes) for classes in (2, 3))
+    for fits in (closed, opened_up):
+        assert torch.allclose(fits.sum(1), torch.ones(200), atol=1e-5)
+        assert bool((fits >= 0).all())
+    assert float((opened_up.argmax(1) == own.clamp_max(2)).double().mean()) > 0.95
 
 
 def test_a_prediction_that_joins_its_cluster_is_a_gain_if_a_head_gives_it():
@@ -152,6 +171,34 @@ def test_a_prediction_that_joins_its_cluster_is_a_gain_if_a_head_gives_it():
     assert plain.gain.low > 0
     assert plain.gain.value > doubted.gain.value
     assert (doubted.names, plain.names) == (0, 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 1)])
+@pytest.mark.parametrize("more", [0, 1])
+def test_one_image_or_one_class_has_no_clusters(shape, more):
+    probs = torch.rand(shape).softmax(1)
+    near = torch.zeros(shape[0], 1, dtype=torch.long)
+    fits = cluster_fits(torch.rand(shape[0], 4), probs, near, shape[1] + more)
+    assert torch.equal(fits[:, : shape[1]], probs)
+    assert fits.shape[1] == shape[1] + more
+    assert not fits[:, shape[1] :].any()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_judge_that_is_not_finite_is_named(classes):
+    guard, outputs = opened(torch.arange(60) % 2)
+    seen = torch.rand(60, 4)
+    seen[3, 1] = torch.nan
+    with pytest.raises(UsfanError, match="the guard judges by are not finite"):
+        guard.open(outputs, torch.arange(60) % 2, guard.draws, seen, classes)
+
+
+def test_the_posterior_is_named_if_its_doubts_decide():
+    both = {"structure": (0.80, 0.79), "names": 0.2}
+    doubted = dataclasses.replace(look(-0.05, **both), fit=(0.70, 0.76))
+    assert "the source posterior finds 20% of the new predictions plausible" in decide(doubted).reason
+    worse = dataclasses.replace(look(-0.05, structure=(0.0, 0.08), names=1.0), fit=(0.37, 0.2))
+    assert "posterior" not in decide(worse).reason
 
 
 def test_the_class_that_swallowed_the_target_is_named():

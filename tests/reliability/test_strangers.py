@@ -788,7 +788,7 @@ def test_a_history_that_the_guard_cannot_use_is_refused(damage):
     from usfan.scoring.structure import Interval
 
     flat = Interval(0.0, 0.0, 0.0)
-    look = asdict(Look(0, 0.0, flat, 1.0, (0.5, 0.5), (0.5, 0.5)))
+    look = asdict(Look(0, 0.0, flat, 1.0, (0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))
     changes = {"empty": {}, "text": {"changed": "much"}, "collapsed": {"collapse": "yes"}}[damage]
     history = [] if damage == "empty" else [{**look, **changes}, {**look, "epoch": 1}]
     with pytest.raises(ValueError, match=r"could not convert|does not begin"):

@@ -111,7 +111,7 @@ def test_every_term_is_explained(tmp_path):
     page = page_of(write_adapt_run(tmp_path / "run", N=60))
     terms = {row[0]: row[1] for row in page.one("r1-terms").rows()}
     assert {"ECE", "guard", "validator", "posterior", "source model"} <= terms.keys()
-    assert VALIDATORS.keys() == DIRECTION.keys() | {"structure", "structure_gain", "names"}  # the last three: the guard
+    assert VALIDATORS.keys() == DIRECTION.keys() | {"structure", "fit", "gain", "names"}  # the last four: the guard
     for name in ("drift", "coverage", "information_maximization"):
         figure = page.one(f"r1-validator-{name}")
         assert len(figure.all("figcaption")[0].text) > 60, name

@@ -159,3 +159,19 @@ def test_bad_input_is_named():
         mx.fit_mixture(torch.zeros(3, 2), torch.zeros(4, 2))
     with pytest.raises(UsfanError, match="not finite"):
         mx.fit_mixture(torch.full((3, 2), math.nan), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize(("count", "width"), [(300, 200), (60, 200), (40, 8)])
+def test_subspace_iteration_finds_the_principal_directions(count, width):
+    """Against the decomposition of the covariance: the same variance along orthonormal directions."""
+    generator = torch.Generator().manual_seed(0)
+    scales = 0.97 ** torch.arange(width)
+    features = torch.randn(count, width, generator=generator) * scales + 3
+    exact, quick = (mx.fit_witness_space(features, 20, exact=way) for way in (True, False))
+    a, b = (space.project(features) for space in (exact, quick))
+    directions = min(20, width, count - 1)
+    assert a.shape == b.shape == (count, directions)
+    gram = (quick.basis.T @ quick.basis).double()
+    assert torch.allclose(gram, torch.eye(directions, dtype=torch.float64), atol=1e-4)
+    assert float(b.double().var(0).sum()) == pytest.approx(float(a.double().var(0).sum()), rel=0.01)
+    assert torch.allclose(a.double().var(0)[:5], b.double().var(0)[:5], rtol=0.03)

@@ -24,8 +24,10 @@ def made(present, known=8, new=0, per_class=60, seed=0, sharp=3.0, width=12):
     return points[order], logits[order].log_softmax(1), labels[order]
 
 
-def look(points, names):
-    return st.assess(points, torch.nn.functional.normalize(points, dim=1), names)
+def look(points, names, second=None):
+    """With a second view of the same kind, unless another is given."""
+    other = points if second is None else second
+    return st.assess(points, names, lambda rows: other[rows])
 
 
 def test_label_shift_is_the_fixed_point_of_bayes_rule():
@@ -79,26 +81,87 @@ def test_new_classes_are_found():
     found = look(points, names)
     assert found.setting in ("open", "universal")
     assert found.explained < st.EXPLAINED
-    points, names, _ = made(range(4), new=6)
-    assert look(points, names).setting in ("open", "universal")
 
 
-def test_with_five_known_classes_new_ones_are_looked_for_and_with_few_that_occur_not():
-    points, names, _ = made(range(5), known=5, new=5)
-    assert look(points, names).explained is not None
+def test_new_classes_do_not_fill_missing_ones():
+    points, names, labels = made(range(6), known=12, new=6, sharp=5.0)
+    new = (labels >= 12).nonzero().flatten()
+    logits = torch.randn(len(new), 12, generator=torch.Generator().manual_seed(4))
+    logits[torch.arange(len(new)), 6 + labels[new] % 2] += 3  # new classes resemble two of the missing ones
+    names[new] = logits.log_softmax(1)
+    found = look(points, names)
+    assert found.setting == "universal"
+    assert found.occurs.tolist() == [True] * 6 + [False] * 6
+    assert found.known == pytest.approx(float((labels < 12).double().mean()), abs=0.1)
+    assert float(found.counts.sum()) == pytest.approx(found.known * len(labels))
+    assert f"{1 - found.known:.0%} of the images" in found.reason
+    without = st.fit_mixture(points, names, begin=st.label_shift(names), prior=st.UNEVEN_PRIOR, rounds=st.ROUNDS)
+    assert int(st.occurring(without.shares * len(points)).sum()) > 6
+
+
+def test_new_classes_must_show_in_both_views():
+    points, names, labels = made(range(8), new=6)
+    alike = torch.where(labels < 8, labels, labels % 8)  # a view in which a new class lies where its name does
+    hot = torch.nn.functional.one_hot(alike, 8).float()
+    second = hot + 0.1 * torch.randn(hot.shape, generator=torch.Generator().manual_seed(3))
+    found = look(points, names, second)
+    assert found.setting == "closed"
+    assert found.explained >= st.EXPLAINED > look(points, names).explained
+
+
+def test_a_second_view_that_shows_something_else_confirms_nothing():
+    points, names, _ = made(range(8), new=6)
+    g = torch.Generator().manual_seed(5)
+    lighting = 3 * torch.randn(6, 12, generator=g)[torch.randint(6, (len(points),), generator=g)]
+    found = look(points, names, lighting + torch.randn(lighting.shape, generator=g))
+    assert found.setting in ("closed", "partial")
+    assert "no second view that shows the classes" in found.reason
+
+
+def test_without_a_second_view_new_classes_are_not_looked_for():
+    points, names, _ = made(range(8), new=6)
+    found = st.assess(points, names)
+    assert found.explained is None
+    assert found.setting in ("closed", "partial")
+    assert "no second view that shows the classes to look for new ones" in found.reason
+
+
+def test_names_that_follow_little_are_no_evidence_for_new_classes():
+    points, names, _ = made(range(8), new=6, sharp=2.5)
+    found = look(points, names)
+    assert st.FOLLOWED <= found.followed < st.TRUSTED
+    assert found.explained is None
+    assert "follow too little of the structure" in found.reason
+
+
+def test_new_classes_are_looked_for_if_five_known_ones_occur():
+    for known, looked in ((5, True), (4, False)):
+        points, names, _ = made(range(known), known=known, new=5)
+        assert (look(points, names).explained is not None) is looked
     points, names, _ = made(range(3), known=20, per_class=80)
     found = look(points, names)
     assert found.explained is None
     assert "too few classes to look for new ones" in found.reason
 
 
+@pytest.mark.parametrize(("known", "setting"), [(7, "closed"), (8, "open")])
+def test_with_few_classes_new_ones_must_be_clear(monkeypatch, known, setting):
+    """Nine tenths of the structure explained: enough with seven known classes, too little with eight."""
+    monkeypatch.setattr(st, "named_share", lambda *_: 0.9)
+    points, names, _ = made(range(known), known=known, new=5)
+    found = look(points, names)
+    assert found.setting == setting
+    assert ("so there is nothing new" in found.reason) is (setting == "closed")
+
+
 def test_shares_must_be_unequal_from_both_starts():
-    points, names, _ = made(range(3), sharp=1.0)
+    features, names, _ = made(range(3), sharp=1.0)
+    points = st.fit_witness_space(features).project(features)
     begun = st.fit_mixture(points, names, begin=st.label_shift(names), prior=st.UNEVEN_PRIOR, rounds=st.ROUNDS)
     plain = st.fit_mixture(points, names, rounds=st.ROUNDS)
     first, second = (st.effective_share(fit.shares) for fit in (begun, plain))
     assert first < second
-    assert look(points, names).effective == pytest.approx(second)
+    assert look(features, names).effective == pytest.approx(second)
 
 
 def test_names_that_follow_nothing_cannot_tell():
@@ -152,3 +215,35 @@ def test_without_clusters_there_is_nothing_new():
     names = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)).log_softmax(1)
     score = torch.zeros(60)  # no image is put in a cluster without a name
     assert st.named_share(points, names, score) == 1.0
+
+
+def test_clearly_missing_classes_are_found_though_the_names_follow_little():
+    points, names, _ = made(range(3), sharp=2.0)
+    points = points + 4 * torch.randn(points.shape, generator=torch.Generator().manual_seed(5))
+    found = look(points, names)
+    assert found.followed < st.FOLLOWED
+    assert found.effective < st.CLEAR
+    assert found.setting == "partial"
+
+
+@pytest.mark.parametrize("known", [5, 6, 7])
+def test_five_to_seven_classes_are_enough(known):
+    for new, setting in ((0, "closed"), (5, "open")):
+        points, names, _ = made(range(known), known=known, new=new)
+        assert look(points, names).setting == setting
+
+
+def test_equal_scores_leave_clusters_without_a_name():
+    points, names, _ = made(range(4), known=4)
+    r = st.with_unnamed(points, names, torch.zeros(len(points)), 4)
+    assert int((r[:, 4:].sum(dim=1) > 0).sum()) == len(points) // 2
+
+
+def test_shares_must_be_clearly_unequal_if_the_names_follow_little():
+    assert st.is_uneven(0.86, followed=0.6)
+    assert not st.is_uneven(0.86, followed=0.4)
+    assert st.is_uneven(0.8, followed=0.4)
+    shares = torch.tensor([0.6, 0.3, 0.1])
+    unequal, unclear = (st.Situation("?", shares, 100 * shares, e, None, 0.4) for e in (0.8, 0.86))
+    assert "in unequal shares" in unequal.reason
+    assert "follow 40% of the target's structure: too little to tell" in unclear.reason

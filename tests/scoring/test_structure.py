@@ -57,16 +57,24 @@ def test_two_models_of_the_same_accuracy_seldom_seem_to_differ():
             )
             for _ in range(2)
         )
-        wins += Comparison(one, near, 10).gain(two, torch.zeros(400, dtype=torch.bool))[1].low > 0
+        compare = Comparison(one, near, 10, torch.nn.functional.one_hot(labels, 10))
+        wins += compare.gain(two, torch.zeros(400, dtype=torch.bool)).low > 0
     assert wins <= 11  # 100 pairs at 5 %: more than 11 happen in one of 200 such tests
+
+
+def compared(before, after, neighbours, classes, doubted, fits=None):
+    """Evidence for `after`, and its gain over `before`; without fits, every class fits every image alike."""
+    fits = torch.full((len(before), classes), 1 / classes) if fits is None else fits
+    compare = Comparison(before, neighbours, classes, fits)
+    return compare.evidence(after, doubted), compare.gain(after, doubted)
 
 
 def test_doubt_never_speaks_for_a_model():
     """Also if neighbours agree less often than by chance."""
     predicted = torch.tensor([0, 1] * 4)
     neighbours = torch.tensor([[(i + 1) % 8, (i + 3) % 8] for i in range(8)])
-    value, gain = Comparison(predicted, neighbours, 2).gain(predicted, torch.ones(8, dtype=torch.bool))
-    assert value < 0
+    found, gain = compared(predicted, predicted, neighbours, 2, torch.ones(8, dtype=torch.bool))
+    assert found.structure < 0
     assert gain.value < 0
     assert gain.low < 0
 
@@ -76,13 +84,37 @@ def test_a_difference_comes_with_its_interval():
     neighbours = torch.stack([25 * block + torch.arange(5) for block in blocks])
     noise = torch.randint(4, (100,), generator=torch.Generator().manual_seed(0))
     none_doubted = torch.zeros(100, dtype=torch.bool)
-    value, gain = Comparison(noise, neighbours, 4).gain(blocks, none_doubted)
-    assert value == pytest.approx(float(kappa(blocks, neighbours, 4)))
-    assert gain.low > 0.5 > 0 < gain.value <= 1.1
-    _, none = Comparison(blocks, neighbours, 4).gain(blocks, none_doubted)
+    found, gain = compared(noise, blocks, neighbours, 4, none_doubted)
+    assert found.structure == pytest.approx(float(kappa(blocks, neighbours, 4)))
+    assert 0.25 < gain.low <= gain.value <= 0.55
+    _, none = compared(blocks, blocks, neighbours, 4, none_doubted)
     assert (none.low, none.value, none.high) == (0, 0, 0)
-    _, half = Comparison(blocks, neighbours, 4).gain(blocks, ~none_doubted)
-    assert (half.low, half.value, half.high) == pytest.approx((-0.5, -0.5, -0.5))
+    _, half = compared(blocks, blocks, neighbours, 4, ~none_doubted)
+    assert (half.low, half.value, half.high) == pytest.approx((-0.25, -0.25, -0.25))
+
+
+def test_evidence_equals_loops_over_the_resampled_images():
+    generator = torch.Generator().manual_seed(2)
+    before, after = torch.randint(3, (2, 20), generator=generator)
+    neighbours = torch.randint(20, (20, 4), generator=generator)
+    fits = torch.rand(20, 3, generator=generator).softmax(1)
+    doubted = torch.rand(20, generator=generator) < 0.3
+    found, gain = compared(before, after, neighbours, 3, doubted, fits)
+
+    def e(predicted, doubt, structure, images):
+        fit = sum(float(fits[i, predicted[i]]) for i in images) / len(images)
+        u = sum(bool(doubt[i]) for i in images) / len(images)
+        return (structure - abs(structure) * u / 2 + fit) / 2
+
+    whole = naive_kappa(after.tolist(), neighbours, 3)
+    assert found.value == pytest.approx(e(after, doubted, whole, range(20)))
+    first = e(before, torch.zeros(20), naive_kappa(before.tolist(), neighbours, 3), range(20))
+    assert gain.value == pytest.approx(found.value - first)
+    draws = Comparison(before, neighbours, 3, fits).draws(after, doubted)
+    for row, value in zip(bootstrap_counts(20)[:5], draws[:5], strict=True):
+        images = torch.repeat_interleave(torch.arange(20), row.long()).tolist()
+        structure = float(kappa(after, neighbours, 3, row[None]))
+        assert float(value) == pytest.approx(e(after, doubted, structure, images))
 
 
 def test_evenly_spaced():

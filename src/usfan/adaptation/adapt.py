@@ -56,7 +56,6 @@ from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
 from usfan.runs.folder import Checkpoint, RunFolder, checked_records, load_checkpoint, must_fit
-from usfan.scoring.mixture import fit_witness_space
 from usfan.scoring.outputs import Outputs, check_finite
 from usfan.scoring.situation import assess
 from usfan.scoring.validators import validate
@@ -268,17 +267,26 @@ class Adaptation:
             self.found = {"setting": setting, "reason": reason}
         else:
             seen = before.features if self.witness is None else self.witness
-            space = fit_witness_space(seen)
             names = self.uncertainty.predictive(before.features, 1.0)
             if self.given is not None:
                 self.given.pin(names)
-            self.found = assess(space.project(seen), space.centred(seen), names.clamp_min(1e-12).log()).to_dict()
+            self.found = assess(seen, names.clamp_min(1e-12).log(), self.second_view(before)).to_dict()
             setting = str(self.found["setting"])
             self.method = self.decide(setting)
         log.info("setting %s: %s", setting, self.found["reason"])
         self.config = dataclasses.replace(self.config, setting=setting)
         self.stages = self.made_stages()
         self.settles, self.guide = self.guided()
+
+    def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
+        """For the search for new classes: other features of the images at given positions; None if there are none."""
+        if self.witness is not None:
+            return lambda rows: before.features[rows]
+        if self.judged_by == IMAGES:
+            return lambda rows: thumbnails(self.images, rows.cpu(), self.runtime, most=16)
+        if isinstance(self.store, FeatureStore):
+            return lambda rows: self.store.pixels[rows.to(self.store.pixels.device)].to(rows.device)
+        return None
 
     def run(self) -> AdaptedModel:
         started = time.perf_counter()
@@ -436,7 +444,7 @@ class Adaptation:
         finite = bool(torch.isfinite(outputs.logits).all() & torch.isfinite(outputs.posterior_probs).all())
         labels = self.labels(outputs) if finite else outputs.logits.argmax(dim=1)
         look = self.guard.consider(epoch, outputs, labels, self.classifier.state_dict())
-        figures |= {"structure": look.structure[1], "structure_gain": look.gain.value, "names": look.names}
+        figures |= {"structure": look.structure[1], "fit": look.fit[1], "gain": look.gain.value, "names": look.names}
         self.record(epoch, figures)
 
     def record(self, epoch: int, validators: dict[str, float]) -> None:

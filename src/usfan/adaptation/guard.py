@@ -1,11 +1,17 @@
 """The guard: does the adapted model explain the target better than the source model does?
 
 Null hypothesis: the adapted predictions explain the target's structure, as seen by features that the training did not
-use, no better than the source model's. Structure is κ, the agreement of neighbours beyond chance (`scoring.structure`).
-κ does not notice swapped classes; the source posterior does. A changed prediction is doubted if none of eight heads
-drawn from the source posterior gives it, and half of the doubted predictions count as wrong:
+use, no better than the source model's. Two figures, each of which can be fooled where the other cannot:
 
-    e = κ − |κ| u/2              u: share of all images whose prediction is doubted; the source model's is 0
+    κ   agreement of neighbours beyond chance (`scoring.structure`). It sees a class torn into parts, but not classes
+        that were swapped.
+    m   mean probability of the predictions in a mixture with one cluster per class (`scoring.mixture`), which the
+        source posterior's predictions name. It sees swapped classes, but expects equal shares.
+
+The source posterior says more about the names: a changed prediction is doubted if none of eight heads drawn from it
+gives it, and half of the doubted predictions count as wrong:
+
+    e = (κ − |κ| u/2 + m) / 2    u: share of all images whose prediction is doubted; the source model's is 0
 
 The guard keeps the adapted model if the 90 % interval of the gain in e is above 0 (bootstrap over images), and the
 source model if e does not rise. Otherwise it cannot tell. A neighbourhood has as many images as a class of average
@@ -24,10 +30,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from usfan.errors import UsfanError
+from usfan.scoring.mixture import UNEVEN_PRIOR, fit_mixture, fit_witness_space
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.outputs import Outputs
+from usfan.scoring.situation import SMOOTHED, unknown_score, with_unnamed
 from usfan.scoring.structure import NEIGHBOURS, Comparison, Interval, evenly_spaced
 from usfan.scoring.validators import collapse
 
@@ -49,6 +59,8 @@ class Look:
     """Share of the changed predictions that some head drawn from the source posterior gives."""
     structure: tuple[float, float]
     """κ of the source model and of this iterate."""
+    fit: tuple[float, float]
+    """m of the source model and of this iterate."""
     accuracy: tuple[float, float]
     """Their estimated accuracy: e with five neighbours."""
     collapse: str | None = None
@@ -57,10 +69,10 @@ class Look:
     def from_dict(cls, stored: dict[str, Any]) -> Look:
         """Raises if it holds anything but numbers."""
         gain = Interval(**{k: float(v) for k, v in stored["gain"].items()})
-        structure, accuracy = (pair(stored[name]) for name in ("structure", "accuracy"))
+        structure, fit, accuracy = (pair(stored[name]) for name in ("structure", "fit", "accuracy"))
         changed, names, collapsed = float(stored["changed"]), float(stored["names"]), stored["collapse"]
         reason = None if collapsed is None else str(collapsed)
-        return cls(int(stored["epoch"]), changed, gain, names, structure, accuracy, reason)
+        return cls(int(stored["epoch"]), changed, gain, names, structure, fit, accuracy, reason)
 
 
 def pair(stored: Sequence[Any]) -> tuple[float, float]:
@@ -96,10 +108,15 @@ def choose_epoch(history: Sequence[Look]) -> Kept:
     if last.changed == 0:
         return Kept("adapted", last.epoch, f"{kept}: no prediction changed")
     before, after = last.structure
-    seen = f"agreement of similar images {before:z.0%} before, {after:z.0%} after (corrected for chance)"
+    seen = (
+        f"agreement of similar images {before:z.0%} before, {after:z.0%} after (corrected for chance), fit to their"
+        f" clusters {last.fit[0]:.0%} before, {last.fit[1]:.0%} after"
+    )
     if last.gain.low > 0:
         return Kept("adapted", last.epoch, f"{start}{kept}: {seen}")
-    names = f"; the source posterior finds {last.names:.0%} of the new predictions plausible" if after > before else ""
+    names = ""
+    if after + last.fit[1] > before + last.fit[0]:  # the doubts decided
+        names = f"; the source posterior finds {last.names:.0%} of the new predictions plausible"
     if last.gain.value <= 0:
         return Kept("source", 0, f"{start}source model kept: {seen}{names}", last.epoch)
     end = f"; the source model stays in use, the {judged} is saved beside it"
@@ -116,6 +133,22 @@ def neighbourhoods(count: int, classes: int) -> tuple[int, int]:
     size: half of one, at most five; and a whole one, at most √N."""
     near = min(max(count // (2 * classes), 1), NEIGHBOURS)
     return near, max(near, min(math.isqrt(count), count // classes))
+
+
+def cluster_fits(features: Tensor, probs: Tensor, near: Tensor, classes: int) -> Tensor:
+    """N × `classes`: the probability of each class in the mixture of N × F features whose clusters are named by N × K
+    probabilities. One class more than K is unknown, the clusters without a name; `near` (N × k) helps to find them.
+    Without two images or two classes there are no clusters, only names."""
+    if min(probs.shape) < 2:
+        return torch.nn.functional.pad(probs.float(), (0, classes - probs.shape[1]))
+    names = probs.float().clamp_min(1e-12).log()
+    points = fit_witness_space(features, exact=False).project(features)
+    if classes == names.shape[1]:
+        return fit_mixture(points, names).responsibilities
+    begin = with_unnamed(points, names, unknown_score(names, near), names.shape[1])
+    found = fit_mixture(points, names, begin=begin, prior=UNEVEN_PRIOR).responsibilities
+    named, unnamed = found[:, : names.shape[1]], found[:, names.shape[1] :]
+    return torch.cat([named, unnamed.sum(dim=1, keepdim=True)], dim=1)
 
 
 class Guard:
@@ -150,11 +183,15 @@ class Guard:
         self.source, self.class_names = before, names
         self.rows = looked_at(len(labels)).to(labels.device)
         features = before.features[self.rows] if seen is None else seen.to(labels.device)
+        if not bool(torch.isfinite(features).all()):
+            raise UsfanError("the features that the guard judges by are not finite numbers; --guard off ignores them")
         near, wide = neighbourhoods(len(self.rows), classes)
-        table = nearest_neighbours(features, wide)[0]
+        table = nearest_neighbours(features, max(wide, SMOOTHED))[0]
         self.labels, self.draws = labels[self.rows], draws
-        self.structure = Comparison(self.labels, table, classes)
-        self.accuracy = Comparison(self.labels, table[:, :near], classes)
+        seen, probs, close = (part.cpu() for part in (features.float(), before.posterior_probs[self.rows], table))
+        fits = cluster_fits(seen, probs, close[:, :SMOOTHED], classes).to(labels.device)  # the same on every device
+        self.structure = Comparison(self.labels, table[:, :wide], classes, fits)
+        self.accuracy = Comparison(self.labels, table[:, :near], classes, fits)
 
     def consider(self, epoch: int, outputs: Outputs, labels: Tensor, state: dict[str, Tensor]) -> Look:
         """Look at an iterate: its outputs, its N labels (K for unknown), its weights."""
@@ -165,12 +202,19 @@ class Guard:
         moved = own != self.labels
         named = moved & (own < outputs.logits.shape[1])  # "unknown" is no name that a head could give
         doubted = named & ~(self.draws == own[:, None]).any(dim=1)
-        after, gain = self.structure.gain(own, doubted)
-        _, more = self.accuracy.gain(own, doubted)
+        first, after = self.structure.before, self.structure.evidence(own, doubted)
         changed, asked = float(moved.double().mean()), int(named.sum())
         names = 1 - int(doubted.sum()) / asked if asked else 1.0
-        structure, accuracy = (self.structure.value, after), (self.accuracy.value, self.accuracy.value + more.value)
-        look = Look(epoch, changed, gain, names, structure, accuracy, reason)
+        look = Look(
+            epoch,
+            changed,
+            self.structure.gain(own, doubted),
+            names,
+            structure=(first.structure, after.structure),
+            fit=(first.fit, after.fit),
+            accuracy=(self.accuracy.before.value, self.accuracy.evidence(own, doubted).value),
+            collapse=reason,
+        )
         self.history.append(look)
         if reason is None and self.enabled:
             self.state = {name: value.detach().clone() for name, value in state.items()}

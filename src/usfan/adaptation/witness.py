@@ -112,10 +112,10 @@ POOLED = 64
 """Images that are made thumbnails of at a time: as floats, a thousand of 3 × 256 × 256 take 750 MiB."""
 
 
-def thumbnails(store: PixelStore, rows: Tensor, runtime: Runtime) -> Tensor:
+def thumbnails(store: PixelStore, rows: Tensor, runtime: Runtime, most: int = THUMBNAIL) -> Tensor:
     """Features of images that no training has touched, for a target that no pretrained network fits: the pixels at
     `rows` themselves, at most 32 × 32, minus the mean image."""
-    side = min(THUMBNAIL, *store.pixels.shape[-2:])
+    side = min(most, *store.pixels.shape[-2:])
     parts = (store.batch(part).to(runtime.device).float() for part in rows.split(POOLED))
     small = torch.cat([torch.nn.functional.adaptive_avg_pool2d(part, side).flatten(1) for part in parts])
     small = small - small.mean(dim=0)

@@ -16,8 +16,10 @@ VALIDATORS = {
     "certain": "Share of the images to whose class the posterior gives a probability above (1 + 1/K)/2 (K classes).",
     "structure": "How often similar images get the same prediction, corrected for chance: 1 means always, 0 no more "
     "often than chance. Similar means near each other in features that the training did not use, if there are any.",
-    "structure_gain": "structure minus the source model's, less half of the predictions that the source posterior "
-    "doubts. The guard uses it.",
+    "fit": "How well the predictions fit the clusters of similar images, which the source model named: their mean "
+    "probability.",
+    "gain": "Mean of structure (after doubts of the source posterior) and fit, minus the source model's mean. The "
+    "guard uses it.",
     "names": "Share of the changed predictions that the source model's posterior finds plausible.",
 }
 """What each validator says; none of them needs labels."""

@@ -79,11 +79,15 @@ def centred_features(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def fit_witness_space(features: Tensor, dimensions: int = 64) -> WitnessSpace:
-    """From the witness's features of the target, N × W. One pass for each mean, one for the W × W covariance."""
+def fit_witness_space(features: Tensor, dimensions: int = 64, *, exact: bool = True) -> WitnessSpace:
+    """From the witness's features of the target, N × W. One pass for each mean, one for the W × W covariance. Not
+    `exact`: by subspace iteration, which finds the first directions well and takes a tenth of the time."""
     count, width = features.shape
     dimensions = min(dimensions, width, count - 1)
     unit, first = centred_features(features)
+    if not exact:
+        second = unit.mean(0)
+        return WitnessSpace(first, second, first_directions(unit - second, dimensions))
     total = torch.zeros(width, dtype=torch.float64, device=features.device)
     outer = torch.zeros(width, width, dtype=torch.float64, device=features.device)
     for part in unit.split(CHUNK):
@@ -92,6 +96,18 @@ def fit_witness_space(features: Tensor, dimensions: int = 64) -> WitnessSpace:
     second = total / count
     _, vectors = torch.linalg.eigh(outer / count - torch.outer(second, second))
     return WitnessSpace(first, second.float(), vectors[:, -dimensions:].flip(1).float().contiguous())
+
+
+def first_directions(centred: Tensor, dimensions: int, rounds: int = 4) -> Tensor:
+    """W × D: about the first principal directions of N × W centred features."""
+    width = min(dimensions + 32, *centred.shape)
+    start = torch.randn(centred.shape[1], width, generator=torch.Generator().manual_seed(0)).to(centred.device)
+    for _ in range(rounds):
+        start = torch.linalg.qr(centred.T @ (centred @ start))[0]
+    seen = centred @ start
+    _, turn = torch.linalg.eigh((seen.T @ seen).double())
+    found: Tensor = start @ turn[:, -dimensions:].flip(1).float()
+    return found.contiguous()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,44 +14,61 @@ name. Images of new classes form clusters that names do not explain. Both are co
 
     explained = (L_named − L_one) / (L_more − L_one)            L: mean log-likelihood of images not used in the fit
 
-L_one has a single Gaussian. If the named clusters explain under 15/16 of the structure, there are new classes. The
-search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the first
-of them, and further ones show structure within classes. If fewer than five classes occur even these do, so new classes
-are not looked for.
+L_one has a single Gaussian. If the named clusters explain under 19/20 of the structure, there are new classes, provided
+that a second view of the images says the same (the source model's own features beside the witness's; the pixels, if no
+pretrained network fits): names that fit badly leave structure unexplained in one view, new classes in both. The names
+must follow the structure in both (κ ≥ 3/5), or the views show something else than classes.
 
-*Cannot tell.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), neither question has an
-answer, and the target is assumed to have the classes of the source.
+The search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the
+first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so new
+ones must be clearer (under 7/8); with fewer than five they are not looked for. If there are new classes, the shares are
+those of the named clusters in the fit with further ones: in a fit without them, new classes fill known ones that are
+missing.
+
+*Names that follow little.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), they distort
+the shares, and only clearly unequal ones count (under 5/6 of K). New classes are looked for from κ = 3/5: a strong
+shift leaves as much unexplained as new classes do, and a false alarm can leave the model worse than before.
 
 Shapes: N images, K classes, C clusters without a name, D dimensions of the witness space, k neighbours.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from usfan.scoring.mixture import UNEVEN_PRIOR, Mixture, fit_mixture, log_joint, log_normal
+from usfan.scoring.mixture import UNEVEN_PRIOR, Mixture, fit_mixture, fit_witness_space, log_joint, log_normal
 from usfan.scoring.neighbours import nearest_neighbours
 from usfan.scoring.objectives import sample_entropy
 from usfan.scoring.structure import MOST, NEIGHBOURS, evenly_spaced, kappa
 
 EVEN = 8 / 9
 """Effective share of the classes from which they count as evenly present."""
-EXPLAINED = 15 / 16
-"""Share of the structure that named clusters must explain if there is nothing new."""
+CLEAR = 5 / 6
+"""The same if the names follow less than half of the structure."""
+EXPLAINED = 19 / 20
+"""Share of the structure that named clusters must explain, in one of two views, if there is nothing new."""
 FOLLOWED = 0.5
 """κ from which the names say something about the structure."""
+TRUSTED = 0.6
+"""κ from which structure that the names do not explain may be new classes."""
 RARE = 0.05
 """Of an equal share; a class with fewer images is taken for an error of the names."""
+SCARCE = 0.5
+"""The same beside new classes: some of their images land in clusters of missing ones."""
 SHARPNESS = 3.0
 """Exponent of the names in label shift; fitted values of λ are near it."""
 ENOUGH = 8
 """Images per class from which clusters without a name are looked for."""
-FEWEST = 5
-"""Classes that occur from which they are looked for: with 2 to 4 classes of Office-31, 7 of 8 closed sets
-seemed to have new ones."""
+FEWEST, SEVERAL = 5, 8
+"""Classes that occur from which they are looked for, and from which 19/20 counts: in one view, 7 of 8 closed sets with
+2 to 4 classes of Office-31 seemed to have new ones, and some with 6 digits or the 7 classes of PACS."""
+CLEARLY = 7 / 8
+"""The share that named clusters must explain if fewer classes occur."""
 FOLDS, ROUNDS, SMOOTHED = 5, 12, 10
 """Parts of the images held out in turn; rounds of EM; neighbours that a score is averaged over."""
 
@@ -67,31 +84,49 @@ class Situation:
     counts: Tensor
     """K expected numbers of images."""
     effective: float
-    """exp(H) / K of the shares, begun with label shift or with the plain names: the larger."""
+    """exp(H) / K of the shares, begun with label shift or with the plain names: the larger. Beside new classes, of the
+    named clusters."""
     explained: float | None
-    """Share of the structure that named clusters explain; None if new classes were not looked for."""
+    """Share of the structure that named clusters explain; if that is little, in the view where it is larger. None if
+    new classes were not looked for."""
     followed: float
     """κ of the names."""
+    views: int = 2
+    """Views of the images that show the classes; new ones are looked for in two."""
+    known: float = 1.0
+    """Estimated share of the images that are of known classes."""
 
     @property
     def occurs(self) -> Tensor:
         """K booleans."""
-        return occurring(self.counts)
+        return occurring(self.counts, SCARCE if self.setting in ("open", "universal") else RARE)
 
     @property
     def reason(self) -> str:
-        if self.followed < FOLLOWED:
+        uneven = is_uneven(self.effective, self.followed)
+        if self.followed < FOLLOWED and not uneven:
             return f"the model's predictions follow {self.followed:.0%} of the target's structure: too little to tell"
         classes = len(self.shares)
         found = int(self.occurs.sum())
-        even = "in about equal shares" if self.effective >= EVEN else "in unequal shares"
+        even = "in unequal shares" if uneven else "in about equal shares"
         if self.explained is None:
-            few = "images" if several(self.shares, self.effective) else "classes"
-            return f"about {found} of {classes} known classes occur, {even}; too few {few} to look for new ones"
-        new = "so there are new ones too" if self.explained < EXPLAINED else "so there is nothing new"
+            why = "too few images"
+            if occurring_classes(self.shares, self.effective) < FEWEST:
+                why = "too few classes"
+            elif self.views < 2:
+                why = "no second view that shows the classes"
+            elif self.followed < TRUSTED:
+                why = f"the predictions follow too little of the structure ({self.followed:.0%})"
+            return (
+                f"about {found} of {classes} known classes occur, {even}; {why} to look for new ones (give --setting"
+                " open or universal if you know of some)"
+            )
+        new = "so there is nothing new"
+        if self.setting in ("open", "universal"):
+            new = f"so there are new ones too, about {1 - self.known:.0%} of the images"
         return (
             f"about {found} of {classes} known classes occur, {even}; known classes explain"
-            f" {min(self.explained, 1):.0%} of the clusters, {new}"
+            f" {math.floor(100 * min(self.explained, 1))}% of the clusters, {new}"
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -102,15 +137,17 @@ class Situation:
             "effective_classes": round(self.effective * len(self.shares), 2),
             "explained": None if self.explained is None else round(self.explained, 4),
             "followed": round(self.followed, 4),
+            "known": round(self.known, 4),
             "shares": [round(value, 5) for value in self.shares.tolist()],
         }
 
 
 @torch.no_grad()
-def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
-    """From N × D points of the witness space, the N × F unit features they come from, and N × K names."""
-    rows = evenly_spaced(len(points), max(MOST, 20 * log_names.shape[1])).to(points.device)
-    points, centred, names = points[rows], centred[rows], log_names[rows]
+def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] | None = None) -> Situation:
+    """From N × F features and N × K names. `second` gives another view of the images at some positions."""
+    space = fit_witness_space(seen)
+    rows = evenly_spaced(len(seen), max(MOST, 20 * log_names.shape[1])).to(seen.device)
+    points, centred, names = space.project(seen[rows]), space.centred(seen[rows]), log_names[rows]
     classes = names.shape[1]
     near = nearest_neighbours(centred, SMOOTHED)[0]
     followed = float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes))
@@ -118,15 +155,33 @@ def assess(points: Tensor, centred: Tensor, log_names: Tensor) -> Situation:
     shares = fit.shares
     plain = fit_mixture(points, names, rounds=ROUNDS).shares
     effective = max(effective_share(shares), effective_share(plain))
-    explained = None
-    if followed >= FOLLOWED and several(shares, effective) and len(points) >= ENOUGH * classes:
-        found = int(occurring(shares * len(points)).sum())
-        few = points[:, : min(max(found // 2, 4), 10)]
-        explained = named_share(few, names, unknown_score(names, near))
-    known = followed >= FOLLOWED
-    uneven, new = known and effective < EVEN, explained is not None and explained < EXPLAINED
+    explained, views, share = None, 1 if second is None else 2, 1.0
+    several = occurring_classes(shares, effective)
+    least = EXPLAINED if several >= SEVERAL else CLEARLY
+    enough = several >= FEWEST and len(points) >= ENOUGH * classes
+    if followed >= TRUSTED and enough and second is not None:
+        dimensions = min(max(int(occurring(shares * len(points)).sum()) // 2, 4), 10)
+        points, score = points[:, :dimensions], unknown_score(names, near)
+        explained = named_share(points, names, score)
+        if explained < least:
+            other = second(rows).float()
+            space = fit_witness_space(other)
+            near = nearest_neighbours(space.centred(other), SMOOTHED)[0]
+            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < TRUSTED:
+                explained, views = None, 1  # it shows something else than classes
+            else:
+                again = space.project(other)[:, :dimensions]
+                explained = max(explained, named_share(again, names, unknown_score(names, near)))
+        if explained is not None and explained < least:
+            begin = with_unnamed(points, names, score, classes)
+            shares = fit_mixture(points, names, begin=begin, prior=UNEVEN_PRIOR, rounds=ROUNDS).shares[:classes]
+            share = float(shares.sum())
+            shares = shares / shares.sum().clamp_min(1e-12)
+            effective = effective_share(shares)
+    uneven, new = is_uneven(effective, followed), explained is not None and explained < least
     setting = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(new)]
-    return Situation(setting, shares, shares * len(log_names), effective, explained, followed)
+    counts = shares * share * len(log_names)
+    return Situation(setting, shares, counts, effective, explained, followed, views, share)
 
 
 def label_shift(log_names: Tensor, rounds: int = 100) -> Tensor:
@@ -140,17 +195,23 @@ def label_shift(log_names: Tensor, rounds: int = 100) -> Tensor:
     return r.float()
 
 
-def occurring(counts: Tensor) -> Tensor:
-    """K booleans: at least one image, and 5 % of what an equal share of the effective number of classes would be."""
+def occurring(counts: Tensor, least: float = RARE) -> Tensor:
+    """K booleans: at least one image, and this part of what an equal share of the effective number of classes would
+    be."""
     counts = counts.double()
     shares = counts / counts.sum().clamp_min(1e-12)
     usual = float(counts.sum()) / (effective_share(shares) * len(shares))
-    return counts >= max(1.0, RARE * usual)
+    return counts >= max(1.0, least * usual)
 
 
-def several(shares: Tensor, effective: float) -> bool:
-    """Whether at least five classes occur: all of them if the shares are about equal, else their effective number."""
-    return len(shares) * (1.0 if effective >= EVEN else effective_share(shares)) >= FEWEST
+def is_uneven(effective: float, followed: float) -> bool:
+    """Whether some classes are missing or rare."""
+    return effective < (EVEN if followed >= FOLLOWED else CLEAR)
+
+
+def occurring_classes(shares: Tensor, effective: float) -> float:
+    """All of them if the shares are about equal, else their effective number."""
+    return len(shares) * (1.0 if effective >= EVEN else effective_share(shares))
 
 
 def effective_share(shares: Tensor) -> float:
@@ -167,7 +228,7 @@ def unknown_score(log_names: Tensor, near: Tensor) -> Tensor:
 def with_unnamed(points: Tensor, log_names: Tensor, score: Tensor, clusters: int) -> Tensor:
     """N × (K + C) responsibilities to begin with: the half of the images with the higher score in clusters without a
     name, the others by label shift."""
-    high = (score > score.median()).nonzero().flatten()
+    high = score.argsort(stable=True)[len(score) - len(score) // 2 :].sort().values
     clusters = min(clusters, len(high))
     r = torch.cat([label_shift(log_names), log_names.new_zeros(len(points), clusters, dtype=torch.float32)], dim=1)
     if clusters:

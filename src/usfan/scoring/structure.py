@@ -4,14 +4,17 @@
     c = Σ_k q_k²                                     the same by chance, for predicted shares q
     κ = (a − c) / (1 − c)                            0: no better than chance; 1: neighbours always agree
 
-A model that calls everything one class agrees with itself perfectly, but c is 1 then, and κ is 0. Two models are
-compared on the same images: the interval of the difference comes from a bootstrap over images.
+A model that calls everything one class agrees with itself perfectly, but c is 1 then, and κ is 0. The evidence for
+predictions is the mean of κ and of m, the mean probability of the predicted classes in a mixture whose clusters the
+source model named. Two models are compared on the same images: the interval of the difference comes from a bootstrap
+over images.
 
 Shapes: N images, K classes, k neighbours, R resamples.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -62,26 +65,56 @@ def bootstrap_counts(count: int, resamples: int = RESAMPLES, seed: int = 2022) -
     return torch.zeros(resamples, count).scatter_add_(1, drawn, torch.ones(resamples, count))
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What speaks for N predictions."""
+
+    structure: float
+    """κ."""
+    fit: float
+    """m."""
+    value: float
+    """e = (κ − |κ| u/2 + m) / 2."""
+
+
 class Comparison:
-    """κ of N source predictions, to compare other predictions of the same images with."""
+    """The evidence for N source predictions, to compare other predictions of the same images with. `fits`, N × K: the
+    probability of each class for each image, given the structure around it."""
 
-    def __init__(self, before: Tensor, neighbours: Tensor, classes: int) -> None:
-        self.neighbours, self.classes = neighbours, classes
-        self.counts = bootstrap_counts(len(before)).to(neighbours.device)
-        self.value, self.draws = self.kappas(before)
+    def __init__(self, before: Tensor, neighbours: Tensor, classes: int, fits: Tensor) -> None:
+        self.neighbours, self.classes, self.fits = neighbours, classes, fits.double()
+        self.first = before, torch.zeros_like(before, dtype=torch.bool)
+        self.before = self.evidence(*self.first)
 
-    def kappas(self, predicted: Tensor) -> tuple[float, Tensor]:
-        """κ, and R values of the bootstrap."""
-        value = float(kappa(predicted, self.neighbours, self.classes))
-        return value, kappa(predicted, self.neighbours, self.classes, self.counts).cpu()
+    def evidence(self, predicted: Tensor, doubted: Tensor) -> Evidence:
+        """`doubted`: N booleans, u is their share."""
+        structure, fit = float(kappa(predicted, self.neighbours, self.classes)), float(self.own_fits(predicted).mean())
+        value = (structure - abs(structure) * float(doubted.double().mean()) / 2 + fit) / 2
+        return Evidence(structure, fit, value)
 
-    def gain(self, after: Tensor, doubted: Tensor) -> tuple[float, Interval]:
-        """κ of N other predictions, and by how much more they explain: κ − |κ| u/2, u the share of those that are
-        doubted (N booleans), minus κ of the source predictions."""
-        value, draws = self.kappas(after)
-        share = (self.counts.double() @ doubted.double()).cpu() / len(doubted)
-        more = value - abs(value) * float(doubted.double().mean()) / 2 - self.value
-        return value, Interval.of(more, draws - draws.abs() * share / 2 - self.draws)
+    def own_fits(self, predicted: Tensor) -> Tensor:
+        return self.fits.gather(1, predicted.long()[:, None]).flatten()
+
+    def draws(self, predicted: Tensor, doubted: Tensor) -> Tensor:
+        """R values of e, from a bootstrap over images."""
+        structure = kappa(predicted, self.neighbours, self.classes, self.counts)
+        both = torch.stack([doubted.double(), self.own_fits(predicted)], dim=1)
+        share, fit = (self.counts.double() @ both / len(both)).T
+        values: Tensor = (structure - structure.abs() * share / 2 + fit) / 2
+        return values.cpu()
+
+    @functools.cached_property
+    def counts(self) -> Tensor:
+        return bootstrap_counts(len(self.fits)).to(self.fits.device)
+
+    @functools.cached_property
+    def first_draws(self) -> Tensor:
+        return self.draws(*self.first)
+
+    def gain(self, after: Tensor, doubted: Tensor) -> Interval:
+        """By how much more speaks for other predictions."""
+        value = self.evidence(after, doubted).value - self.before.value
+        return Interval.of(value, self.draws(after, doubted) - self.first_draws)
 
 
 def evenly_spaced(count: int, most: int = MOST) -> Tensor:

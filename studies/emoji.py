@@ -1,0 +1,226 @@
+"""Emoji of seven sets: data that no rule of usfan was chosen on when they were first run.
+
+    python -m studies.emoji OUT.json --packages PACKAGES [--work WORK] [--part choose aside]
+
+PACKAGES holds the unpacked npm packages emoji-datasource 16.0.0, emoji-datasource-google 16.0.0,
+emoji-datasource-twitter 16.0.0, openmoji 17.0.0 and fluentui-emoji 1.3.0, each in a folder of its name. Drawings are
+rendered with `rsvg-convert`, 128 pixels on white. Classes are Unicode's subgroups, at most 60 images of each; the three
+sets of fluentui lack some. Classes, tasks and splits were written down before the first run.
+
+Frozen EfficientNet-Lite0, model after the last epoch, one seed. For each task and each true situation: the source
+model, `--setting auto`, every flag, and (without new classes) other methods; and what the guard keeps, with
+EfficientNet-Lite2 as its judge. Labels only score the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import re
+import statistics
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from studies.class_sets import figures
+from studies.guard_study import kept_by_the_guard
+from torch import Tensor
+
+import usfan
+from usfan.adaptation.adapt import adapt
+from usfan.adaptation.guard import DRAWS, looked_at
+from usfan.artifacts.model import SourceModel
+from usfan.compute.features import BackboneAlone, FeatureStore, features_of
+from usfan.compute.passes import engine_store
+from usfan.compute.runtime import start_runtime
+from usfan.config import RuntimeConfig
+from usfan.models.backbones import create_backbone
+from usfan.training.source import train_source
+
+NETWORK, JUDGE = "tf_efficientnet_lite0", "tf_efficientnet_lite2"
+TASKS = {
+    "choose": "noto-twemoji twemoji-noto noto-openmoji openmoji-noto openmoji-twemoji noto-line openmoji-line",
+    "aside": "noto-flat flat-noto twemoji-gradient gradient-openmoji noto-contrast contrast-line flat-contrast",
+}
+DOMAINS = ("noto", "twemoji", "openmoji", "line", "flat", "gradient", "contrast")
+LISTED = """animal-mammal animal-bird animal-bug animal-marine plant food-fruit food-vegetable food-prepared food-sweet
+drink clothing tool office household book-paper sport game event building time transport-ground person person-role
+person-sport person-activity family face hand heart country-flag alphanum arrow av-symbol geometric body-parts computer
+sky-weather light-video"""
+GROUPS = sorted(LISTED.split())
+MERGED = {"plant-flower": "plant", "plant-other": "plant", "place-building": "building"}
+MOST, LEAST, SEED = 60, 8, 2021
+KNOWN = ("all", "third", "few", "partial")
+"""Situations without new classes: all classes, a third of them in source and target, five, a third in the target."""
+NEW = ("open", "universal", "few-open")
+FLAGS = ("auto", "closed", "partial", "open", "universal")
+OTHERS: dict[str, dict[str, Any]] = {
+    "shot-im": {"method": "shot-im"},
+    "shot": {"method": "shot"},
+    "u-sfan+, lr × 10": {"method": "u-sfan+", "lr": 0.1},
+}
+
+
+def drawings(packages: Path) -> Iterator[tuple[str, str, str, Path]]:
+    """Domain, class, name and file of every image."""
+    flat = {path.stem for path in (packages / "fluentui-emoji/icons/flat").iterdir()}
+    open_set = {path.stem.replace("-FE0F", ""): path.stem for path in (packages / "openmoji/color/svg").iterdir()}
+    taken: dict[str, int] = {}
+    listed = json.loads((packages / "emoji-datasource/emoji.json").read_text())
+    for emoji in sorted(listed, key=lambda e: e["sort_order"]):
+        group = emoji["subcategory"].replace(" & ", "-")
+        group = next((whole for whole in ("face", "hand") if group.startswith(whole)), MERGED.get(group, group))
+        code = open_set.get(emoji["unified"].replace("-FE0F", ""))
+        drawn = emoji["has_img_google"] and emoji["has_img_twitter"] and code is not None
+        if group not in GROUPS or not drawn or taken.get(group, 0) >= MOST:
+            continue
+        taken[group] = taken.get(group, 0) + 1
+        name = emoji["image"]
+        yield "noto", group, name, packages / "emoji-datasource-google/img/google/64" / name
+        yield "twemoji", group, name, packages / "emoji-datasource-twitter/img/twitter/64" / name
+        yield "openmoji", group, name, packages / f"openmoji/color/svg/{code}.svg"
+        yield "line", group, name, packages / f"openmoji/black/svg/{code}.svg"
+        slugs = [re.sub(r"[^a-z0-9]+", "-", n.lower()).strip("-") for n in (emoji["name"], *emoji["short_names"])]
+        found = next((s for slug in slugs for s in (slug, f"{slug}-default") if s in flat), None)
+        for domain, folder in (("flat", "flat"), ("contrast", "high-contrast"), ("gradient", "modern")):
+            if found is not None:
+                yield domain, group, name, packages / f"fluentui-emoji/icons/{folder}/{found}.svg"
+
+
+def draw(job: tuple[str, str, str, Path], out: Path) -> None:
+    domain, group, name, path = job
+    file = out / domain / group / name
+    if file.exists():
+        return
+    drawn: Any = path
+    if path.suffix == ".svg":
+        command = ["rsvg-convert", "-w", "128", "-h", "128", str(path)]
+        drawn = io.BytesIO(subprocess.run(command, capture_output=True, check=True).stdout)
+    image = Image.open(drawn).convert("RGBA").resize((128, 128), Image.Resampling.BICUBIC)
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    white.save(file)
+
+
+def features(work: Path, network: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Features and class numbers of each domain; computed once, kept in WORK."""
+    runtime, found = start_runtime(RuntimeConfig(device="cpu")), {}
+    backbone = create_backbone(network, "offline")
+    for domain in DOMAINS:
+        file = work / f"{domain}-{network}.npz"
+        if not file.exists():
+            store = engine_store(usfan.ImageData(work / "images" / domain), backbone.spec, runtime)
+            seen = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime).pixels
+            assert store.classes is not None
+            own = np.array([GROUPS.index(name) for name in store.classes])
+            np.savez(file, x=seen.half().cpu().numpy(), y=own[np.asarray(store.labels)])
+        with np.load(file) as stored:
+            found[domain] = torch.from_numpy(stored["x"]).float(), torch.from_numpy(stored["y"]).long()
+    return found
+
+
+def split_of(situation: str, labels: tuple[Tensor, Tensor]) -> tuple[list[int], list[int]]:
+    """Classes of source and target: a random third is shared, one is only in the source, one is new."""
+    both = [c for c in range(len(GROUPS)) if all(int((own == c).sum()) >= LEAST for own in labels)]
+    order = [both[i] for i in torch.randperm(len(both), generator=torch.Generator().manual_seed(501)).tolist()]
+    third = len(order) // 3
+    shared, private, new = order[:third], order[third : 2 * third], order[2 * third :]
+    return {
+        "all": (order, order),
+        "third": (shared, shared),
+        "few": (order[:5], order[:5]),
+        "partial": (order, shared),
+        "open": (shared, shared + new),
+        "universal": (shared + private, shared + new),
+        "few-open": (order[:5], order[:5] + order[10:15]),
+    }[situation]
+
+
+def store_of(features: tuple[Tensor, Tensor], classes: list[int], known: list[int]) -> tuple[FeatureStore, Tensor]:
+    """The images of these classes, labelled by their place in `known` (others come after the last); their positions."""
+    x, y = features
+    table = torch.full((len(GROUPS),), len(known))
+    table[known] = torch.arange(len(known))
+    rows = torch.isin(y, torch.tensor(classes)).nonzero().flatten()
+    names = tuple(GROUPS[c] for c in known)
+    return FeatureStore(x[rows].clone(), torch.arange(len(rows)), table[y[rows]], names), rows
+
+
+def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
+    part, task, situation, seen, judged = job
+    torch.set_num_threads(1)
+    runtime = RuntimeConfig(device="cpu")
+    source, target = task.split("-")
+    known, shown = split_of(situation, (seen[source][1], seen[target][1]))
+    settings: dict[str, Any] = {"backbone": NETWORK, "pretrained": "offline", "seed": SEED, "epochs": 40}
+    model = train_source(store_of(seen[source], known, known)[0], runtime=runtime, **settings)
+    store, rows = store_of(seen[target], shown, known)
+    assert store.labels is not None
+    true = torch.bincount(store.labels, minlength=len(known) + 1)[: len(known)]
+    runs: dict[str, dict[str, Any]] = {"source-only": {"method": "source-only", "setting": "closed"}}
+    runs |= {flag: {"method": "u-sfan++", "setting": flag, "witness": store.pixels} for flag in FLAGS}
+    if situation in KNOWN:
+        runs |= {name: {**own, "setting": "closed"} for name, own in OTHERS.items()}
+    found = []
+    for name, own in runs.items():
+        adapted = adapt(model, store, runtime=runtime, guard=False, seed=SEED, tune="new", **own)
+        row = {"part": part, "task": task, "situation": situation, "run": name, **figures(adapted, store, true)}
+        if situation in KNOWN and name not in ("source-only", "open", "universal"):
+            row |= guarded(model, adapted, store, judged[target][0][rows])
+        found.append(row)
+    return found
+
+
+def guarded(model: SourceModel, adapted: Any, store: FeatureStore, seen: Tensor) -> dict[str, Any]:
+    """What the guard keeps of a run, if this network judges it."""
+    before, path = adapted.passes.before, torch.stack([own.long() for own in adapted.passes.path])
+    rows = looked_at(len(store))
+    draws = model.posterior.draws(before.features[rows], DRAWS).argmax(dim=2)
+    kept, estimate = kept_by_the_guard(before, path, draws, seen[rows], {})
+    right = [round(100 * float((own == store.labels).double().mean()), 2) for own in path]
+    accuracies = {"before": right[0], "after": right[-1], "with_guard": right[kept.epoch]}
+    return {**accuracies, "kept": kept.kept, "estimate": estimate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("emoji"))
+    parser.add_argument("--part", nargs="+", default=["choose", "aside"])
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda job: draw(job, given.work / "images"), drawings(given.packages)))
+    seen, judged = (features(given.work, network) for network in (NETWORK, JUDGE))
+    jobs = [
+        (part, task, situation, seen, judged)
+        for part in given.part
+        for task in TASKS[part].split()
+        for situation in KNOWN + NEW
+    ]
+    rows: list[dict[str, Any]] = []
+    with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
+        for found in pool.imap(one_case, jobs):
+            rows += found
+            print(*found[0]["task"].split("-"), found[0]["situation"], *(f"{r['run']} {r['score']:.1f}" for r in found))
+            lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+            given.out.write_text(f'{{"rows": [\n{lines}\n]}}\n')
+    for part in given.part:
+        for situation in KNOWN + NEW:
+            own = [row for row in rows if (row["part"], row["situation"]) == (part, situation)]
+            names = dict.fromkeys(row["run"] for row in own)
+            scores = {n: round(statistics.fmean(r["score"] for r in own if r["run"] == n), 1) for n in names}
+            print(part, situation, scores)
+
+
+if __name__ == "__main__":
+    main()
