@@ -12,6 +12,7 @@ the runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import os
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 import usfan
 from usfan.adaptation.adapt import adapt
+from usfan.adaptation.witness import testimony, whole
 from usfan.artifacts.model import AdaptedModel
 from usfan.compute.features import BackboneAlone, FeatureStore, features_of
 from usfan.compute.passes import engine_store
@@ -34,7 +36,7 @@ from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.evaluation.evaluate import score_outputs
-from usfan.models.backbones import create_backbone
+from usfan.models.backbones import PretrainedHead, create_backbone
 from usfan.scoring.situation import RARE, SCARCE, occurring
 from usfan.training.source import train_source
 
@@ -48,19 +50,39 @@ WEIGHTS = os.environ.get("WEIGHTS", "offline")
 """Of the backbone, which does not move: offline, timm or a file."""
 
 
-def load_features(data: str | None, file: str | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and labels of each domain."""
+class Features(NamedTuple):
+    """Of the N images of a domain."""
+
+    x: Tensor
+    """N × F: of crops, what the model sees."""
+    y: Tensor
+    """N labels."""
+    whole: Tensor
+    """N × F: of whole images, what the witness sees."""
+
+
+def load_features(data: str | None, file: str | None, network: str = BACKBONE) -> dict[str, Features]:
+    """Of each domain."""
     if file is None or not Path(file).exists():
         runtime, found = start_runtime(None), {}
-        backbone = create_backbone(BACKBONE, WEIGHTS)
+        backbone = create_backbone(network, WEIGHTS)
         for domain in DOMAINS:
             store = engine_store(usfan.ImageData(Path(data or ".") / domain), backbone.spec, runtime)
-            features = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime).pixels
-            found |= {f"{domain}.x": features.half().cpu().numpy(), f"{domain}.y": np.asarray(store.labels)}
-        file = file or "office31-lite0.npz"
+            for name, spec in (("x", backbone.spec), ("w", whole(backbone.spec, backbone.module))):
+                features = features_of(BackboneAlone(backbone.module), store, spec, runtime).pixels
+                found[f"{domain}.{name}"] = features.half().cpu().numpy()
+            found[f"{domain}.y"] = np.asarray(store.labels)
+        file = file or f"office31-{network}.npz"
         np.savez(file, **found)
     stored = np.load(file)
-    return {d: (torch.from_numpy(stored[f"{d}.x"]).float(), torch.from_numpy(stored[f"{d}.y"])) for d in DOMAINS}
+    table = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    return {d: Features(table[f"{d}.x"].float(), table[f"{d}.y"].long(), table[f"{d}.w"].float()) for d in DOMAINS}
+
+
+@functools.cache
+def classes_of(network: str = BACKBONE) -> PretrainedHead | None:
+    """The witness's own classifier."""
+    return create_backbone(network, WEIGHTS).classifier
 
 
 def split_of(situation: str, number: int) -> tuple[list[int], list[int]]:
@@ -88,16 +110,15 @@ def long_tail(labels: Tensor, seed: int) -> Tensor:
     return torch.cat(kept).sort().values
 
 
-def store_of(
-    features: tuple[Tensor, Tensor], classes: list[int], known: list[int], rows: Tensor | None
-) -> FeatureStore:
-    """The images of these classes, labelled by their place in `known`; others come after the last."""
-    x, y = features
+def store_of(features: Features, classes: list[int], known: list[int], rows: Tensor | None) -> FeatureStore:
+    """The images of these classes, labelled by their place in `known`; others come after the last. `kept`: their
+    positions in the domain."""
+    x, y, _ = features
     table = torch.full((31,), len(known))
     table[known] = torch.arange(len(known))
     rows = torch.isin(y, torch.tensor(classes)).nonzero().flatten() if rows is None else rows
     names = tuple(BENCHMARKS["office31"].classes[c] for c in known)
-    return FeatureStore(x[rows].clone(), torch.arange(len(rows)), table[y[rows]], names)
+    return FeatureStore(x[rows].clone(), rows, table[y[rows]], names)
 
 
 def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -115,7 +136,8 @@ def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
         started = time.perf_counter()
         settings: dict[str, Any] = {"guard": False, "seed": seed, "tune": "new", "setting": "closed"}
         if flag != "source-only":
-            settings |= {"method": "u-sfan++", "witness": store.pixels, "setting": flag}
+            seen = testimony(features[target].whole[store.kept], classes_of())
+            settings |= {"method": "u-sfan++", "witness": seen, "setting": flag}
         else:
             settings["method"] = "source-only"
         adapted = adapt(model, store, runtime=runtime, **settings)

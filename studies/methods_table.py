@@ -4,8 +4,9 @@
 
 `studies.class_sets --features` writes the features. Accuracy is that of the model after the last epoch. All tasks have
 the same settings, and labels are used only to score. Beside the methods of `usfan methods` it runs variants of
-U-SFAN++: names by the point estimate, no labels, no attraction, and another network as witness. OUT/rows.jsonl has one
-line per run, OUT/table.md the table. shot++ is left out: its first stage rotates the images themselves.
+U-SFAN++: names by the point estimate, no labels, no attraction, a witness that sees crops or gives no class
+probabilities, and another network as witness. OUT/rows.jsonl has one line per run, OUT/table.md the table. shot++ is
+left out: its first stage rotates the images themselves.
 
     python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540] [--jobs 4]
 
@@ -25,16 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.class_sets import BACKBONE, DOMAINS, TASKS, WEIGHTS, load_features, store_of
+from studies.class_sets import BACKBONE, DOMAINS, TASKS, WEIGHTS, classes_of, load_features, store_of
 
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
+from usfan.adaptation.witness import testimony
 from usfan.artifacts.model import load_model
 from usfan.config import RuntimeConfig
 from usfan.evaluation.evaluate import score_outputs
 from usfan.training.source import train_source
 
 EVERY = list(range(31))
+OTHER = "tf_efficientnet_lite2"
 VARIANTS: dict[str, dict[str, Any]] = {
     name: {"method": name}
     for name, method in METHODS.items()
@@ -49,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
-    seed, source, features, other, epochs = job
+    seed, source, features, other, epochs, methods = job
     torch.set_num_threads(1)
     runtime = RuntimeConfig(device="cpu")
     trained = store_of(features[source], EVERY, EVERY, None)
@@ -59,10 +62,15 @@ def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
         if target == source:
             continue
         store = store_of(features[target], EVERY, EVERY, None)
-        runs = [(name, given, store.pixels) for name, given in VARIANTS.items()]
+        seen = testimony(features[target].whole, classes_of())
+        runs = [(name, given, seen) for name, given in VARIANTS.items()]
+        runs.append(("u-sfan++ crops", {"method": "u-sfan++"}, store.pixels))
+        runs.append(("u-sfan++ features only", {"method": "u-sfan++"}, features[target].whole))
         if other is not None:
-            runs.append(("u-sfan++ Lite2", {"method": "u-sfan++"}, other[target][0]))
+            runs.append(("u-sfan++ Lite2", {"method": "u-sfan++"}, testimony(other[target].whole, classes_of(OTHER))))
         for name, given, witness in runs:
+            if methods and name not in methods:
+                continue
             started = time.perf_counter()
             needed = {"witness": witness} if METHODS[given["method"]].needs_witness else {}
             settings = {"guard": False, "seed": seed, "tune": "new", "setting": "closed", **needed, **given}
@@ -169,6 +177,7 @@ def main() -> None:
     parser.add_argument("--witness")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2019, 2020, 2021])
     parser.add_argument("--epochs", type=int, default=100, help="of stage 1, at most")
+    parser.add_argument("--methods", nargs="+", help="of the frozen table; all by default")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -176,8 +185,8 @@ def main() -> None:
         print(table(full_tuning(given)))
         return
     features = load_features(None, given.features)
-    other = load_features(None, given.witness) if given.witness else None
-    jobs = [(seed, source, features, other, given.epochs) for seed in given.seeds for source in DOMAINS]
+    other = load_features(None, given.witness, OTHER) if given.witness else None
+    jobs = [(seed, source, features, other, given.epochs, given.methods) for seed in given.seeds for source in DOMAINS]
     rows: list[dict[str, Any]] = []
     with multiprocessing.get_context("fork").Pool(given.jobs) as pool, (given.out / "rows.jsonl").open("w") as file:
         for found in pool.imap_unordered(one_source, jobs):

@@ -29,7 +29,7 @@ from usfan.adaptation.settings import choose_posterior, recorded_settings, resol
 from usfan.adaptation.terms.given_labels import GivenLabels
 from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
-from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness, thumbnails
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, has_witness, testimony, thumbnails
 from usfan.adaptation.worth import describe, left_out
 from usfan.artifacts.model import AdaptedModel, Passes, SourceModel, as_images
 from usfan.artifacts.schema import check_draws
@@ -110,7 +110,7 @@ def adapt(
         config, reason = with_rung(config, rung, pretrained=source.pretrained), rung.reason
         log.info("tune %s: %s", rung.tune, rung.reason)
         store = features if features is not None and rung.tune == "new" and not pixels else images
-    seen, used = witnessed(witness, config, source, row, (store, images), engine)
+    seen, used = witnessed(witness, config, source, row, images, engine)
     judge = None
     if config.guard and row.adapts and images.pixels.ndim == 4:
         used |= {weights_hash(source.classifier.backbone)} if config.tune == "new" else set()
@@ -156,21 +156,20 @@ def witnessed(
     config: AdaptConfig,
     source: SourceModel,
     method: Method,
-    stores: tuple[PixelStore, PixelStore],
+    images: PixelStore,
     runtime: Runtime,
 ) -> tuple[Tensor | None, set[str]]:
-    """The witness's features of the target, N × F, and the hash of its weights. `stores`: what the run learns from, and
-    the images; features of the model's own backbone are not computed twice."""
+    """What the witness says about the target, N × F, and the hash of its weights."""
     if isinstance(given, Tensor):
         return given, set()
     own = find_witness(config.witness, source, method)
     if own is None:
         return None, set()
-    if own.own and isinstance(stores[0], FeatureStore):
-        return stores[0].pixels, {own.hash}
-    if isinstance(stores[1], FeatureStore):
+    if not isinstance(images, FeatureStore):
+        return own.testimony(images, runtime), {own.hash}
+    if not own.own:
         raise ConfigError("features are given, no images: give the witness's features too, witness=TENSOR")
-    return own.features(stores[1], runtime), {own.hash}
+    return testimony(images.pixels, own.classifier), {own.hash}
 
 
 def find_witness(asked: str, source: SourceModel, method: Method) -> Witness | None:
@@ -181,7 +180,9 @@ def find_witness(asked: str, source: SourceModel, method: Method) -> Witness | N
     if witness is None:
         why = "--witness none" if asked == "none" else "no pretrained network is available for it"
         raise ConfigError(f"{method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+")
-    log.info("witness: %s%s", witness.name, " (the model's own backbone)" if witness.own else "")
+    own = " (the model's own backbone)" if witness.own else ""
+    classes = "" if witness.classifier is None else f", with its own {len(witness.classifier.bias):,} classes"
+    log.info("witness: %s%s%s", witness.name, own, classes)
     return witness
 
 

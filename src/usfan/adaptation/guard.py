@@ -142,7 +142,7 @@ def cluster_fits(features: Tensor, probs: Tensor, near: Tensor, classes: int) ->
     if min(probs.shape) < 2:
         return torch.nn.functional.pad(probs.float(), (0, classes - probs.shape[1]))
     names = probs.float().clamp_min(1e-12).log()
-    points = fit_witness_space(features, exact=False).project(features)
+    points = fit_witness_space(features).project(features)
     if classes == names.shape[1]:
         return fit_mixture(points, names).responsibilities
     begin = with_unnamed(points, names, unknown_score(names, near), names.shape[1])

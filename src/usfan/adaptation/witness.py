@@ -1,6 +1,15 @@
 """The witness: a frozen pretrained network that sees the target once. It has not seen the source data, so it does
 not share the source model's mistakes.
 
+It describes an image by its features f and, if its weights hold the classifier that it was pretrained with, by the
+probabilities of those classes. The features say how images look; the probabilities say which differences between them
+matter for telling things apart. Square roots of probabilities are unit vectors, and their inner product measures how
+far two distributions overlap (Bhattacharyya). With one class near 1 they would say little else, so they are softened:
+
+    u = [f̂, q̂],   q = √softmax(z / 2),   z = W f + b           N × (F + C); ^: normalised, centred, normalised again
+
+It looks at the whole image, at the size from which the model's own views are cropped.
+
 `auto` takes the network that the source model started from: its own features if the backbone has not moved since, the
 original weights if they can be found. If they cannot, it takes the best network of the extra usfan[offline]. A source
 model trained from scratch has no witness.
@@ -10,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +31,21 @@ from usfan.compute.runtime import Runtime
 from usfan.data.cache import PixelStore
 from usfan.data.views import InputSpec
 from usfan.errors import ConfigError
-from usfan.models.backbones import OFFLINE_PACKAGES, create_backbone, offline_weights, weights_hash
+from usfan.models.backbones import (
+    OFFLINE_PACKAGES,
+    PretrainedHead,
+    create_backbone,
+    offline_weights,
+    timm_classifier,
+    weights_hash,
+)
+from usfan.models.hub import cache_only
+from usfan.scoring.mixture import CHUNK, centred_features
 
 log = logging.getLogger(__name__)
+
+SOFTNESS = 2.0
+"""Divides the logits of the witness's own classifier."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +58,37 @@ class Witness:
     hash: str
     own: bool = False
     """Whether it is the source model's own backbone, which has not moved since it was pretrained."""
+    classifier: PretrainedHead | None = None
+    """The classifier that it was pretrained with."""
 
     def features(self, store: PixelStore, runtime: Runtime) -> Tensor:
         """N × F, of test views at the witness's own input size."""
+        return self.seen(store, self.spec, runtime)
+
+    def testimony(self, store: PixelStore, runtime: Runtime) -> Tensor:
+        """N × (F + C): what it says about whole images."""
+        return testimony(self.seen(store, whole(self.spec, self.module), runtime), self.classifier)
+
+    def seen(self, store: PixelStore, spec: InputSpec, runtime: Runtime) -> Tensor:
         network = BackboneAlone(self.module.to(runtime.device), channels_last=False)
-        return features_of(network, resized(store, self.spec), self.spec, runtime).pixels
+        return features_of(network, resized(store, spec), spec, runtime).pixels
+
+
+def whole(spec: InputSpec, module: nn.Module) -> InputSpec:
+    """The whole image instead of a crop of it; a network that takes one size only sees it at that size."""
+    fixed = (getattr(module, "pretrained_cfg", None) or {}).get("fixed_input_size", False)
+    side = spec.size if fixed else spec.resize
+    return replace(spec, size=side, resize=side)
+
+
+@torch.no_grad()
+def testimony(features: Tensor, classifier: PretrainedHead | None) -> Tensor:
+    """u, N × (F + C), from N × F features; without a classifier the features as they are."""
+    if classifier is None:
+        return features
+    weight, bias = classifier.weight.to(features.device), classifier.bias.to(features.device)
+    parts = [((part.float() @ weight.T + bias) / SOFTNESS).softmax(dim=1).sqrt() for part in features.split(CHUNK)]
+    return torch.cat([centred_features(features)[0], centred_features(torch.cat(parts))[0]], dim=1)
 
 
 class ResizedStore(PixelStore):
@@ -78,15 +125,28 @@ def choose_witness(asked: str, source: SourceModel) -> Witness | None:
         return found
     if not source.pretrained or source.spec.channels != 3:
         return None
-    own = source.architecture.get("pretrained")
-    if own is not None:
-        hash_now = weights_hash(source.classifier.backbone)
-        if hash_now == own["hash"]:
-            return Witness(source.architecture["backbone"], source.classifier.backbone, source.spec, hash_now, own=True)
-        found = load_witness(source.architecture["backbone"], own["from"] if own["from"] != "file" else "offline")
-        if found is not None and found.hash == own["hash"]:
-            return found
+    record = source.architecture.get("pretrained")
+    if record is not None:
+        name, backbone = source.architecture["backbone"], source.classifier.backbone
+        if weights_hash(backbone) == record["hash"]:
+            with cache_only():  # its classifier is welcome, but nobody asked for a download
+                original = load_original(name, record)
+            classifier = None if original is None else original.classifier
+            return Witness(name, backbone, source.spec, record["hash"], own=True, classifier=classifier)
+        original = load_original(name, record)
+        if original is not None:
+            return original
     return best_offline()
+
+
+def load_original(name: str, record: dict[str, str]) -> Witness | None:
+    """The network with the weights that a source model started from; None if they are unavailable."""
+    try:
+        found = load_witness(name, "timm" if record["from"] == "timm" else "offline")
+    except ConfigError as error:
+        log.debug("the original weights of %s are unavailable: %s", name, error)
+        return None
+    return found if found is not None and found.hash == record["hash"] else None
 
 
 def has_witness(architecture: dict[str, Any], summary: dict[str, Any]) -> bool:
@@ -126,7 +186,10 @@ def load_witness(name: str, weights: str) -> Witness | None:
     if weights in ("auto", "offline") and offline_weights(name) is None:
         return None
     made = create_backbone(name, weights)
-    return None if made.weights is None else Witness(name, made.module, made.spec, made.weights["hash"])
+    if made.weights is None:
+        return None
+    classifier = timm_classifier(name, made.features) if weights == "timm" else made.classifier
+    return Witness(name, made.module, made.spec, made.weights["hash"], classifier=classifier)
 
 
 def best_offline(*, but: Collection[str] = ()) -> Witness | None:

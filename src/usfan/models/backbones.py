@@ -38,6 +38,16 @@ MOST_DESCRIBED = 16 << 20
 """Bytes of the table of names in a weights file: 10,000 tensors take one million."""
 
 
+@dataclass(frozen=True, eq=False)
+class PretrainedHead:
+    """The last layer that a backbone was pretrained with, for example on the 1,000 classes of ImageNet."""
+
+    weight: Tensor
+    """C × F, on the F features of the backbone."""
+    bias: Tensor
+    """C."""
+
+
 @dataclass(frozen=True)
 class Backbone:
     """A network without its classifier."""
@@ -52,6 +62,8 @@ class Backbone:
     starts from random ones."""
     dropout: float = 0.0
     """Dropout that belongs after its bottleneck."""
+    classifier: PretrainedHead | None = None
+    """The classifier that it was pretrained with, if its weights file holds it."""
 
 
 def create_backbone(
@@ -68,11 +80,10 @@ def create_backbone(
         with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
             features = probe_features(timm_model(name, num_classes=0, **more), spec)
     source = resolve_pretrained(name, pretrained)
-    if source is not None:
-        load_weights(model, source)
+    left = [] if source is None else load_weights(model, source)
     origin = "timm" if pretrained == "timm" else "offline" if source == offline_weights(name) else "file"
     weights = None if source is None and pretrained != "timm" else {"from": origin, "hash": weights_hash(model)}
-    return Backbone(model, features, spec, weights)
+    return Backbone(model, features, spec, weights, classifier=as_head(left, features))
 
 
 def timm_spec(model: Any, channels: int | None = None) -> InputSpec:
@@ -91,6 +102,21 @@ def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
     if len(values) == channels:
         return tuple(map(float, values))
     return (float(sum(values)) / len(values),) * channels
+
+
+def as_head(tensors: Sequence[Tensor], features: int) -> PretrainedHead | None:
+    """Weight and bias of a classifier on these features, if that is what the tensors are."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], features):
+        return None
+    weight, bias = (tensor.detach().float() for tensor in tensors)
+    return PretrainedHead(weight, bias) if bool(torch.isfinite(weight).all() & torch.isfinite(bias).all()) else None
+
+
+def timm_classifier(name: str, features: int) -> PretrainedHead | None:
+    """The classifier that timm's weights of a model come with."""
+    found = timm_model(name, pretrained=True).get_classifier()
+    return as_head(list(found.state_dict().values()), features) if isinstance(found, nn.Linear) else None
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -263,17 +289,18 @@ def check_archive(path: Path) -> None:
     check_cost(f"{path}: its table of tensors has", sum(described), MOST_DESCRIBED, "bytes", ConfigError)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """By name if the names fit (a classifier in the file is left out), else in order if every shape fits."""
+def load_weights(model: nn.Module, path: Path) -> list[Tensor]:
+    """By name if the names fit, else in order if every shape fits. Returns what the network does not take, such as a
+    classifier."""
     state = read_state(path)
     own = model.state_dict()
     named = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
     if all(k in named or k.endswith("num_batches_tracked") for k in own):  # files of old lack that counter
         model.load_state_dict(named, strict=False)
-        return
+        return [v for k, v in state.items() if k not in named]
     ordered = list(state.values())
     if len(ordered) >= len(own) and all(a.shape == b.shape for a, b in zip(ordered, own.values(), strict=False)):
         model.load_state_dict(dict(zip(own, ordered, strict=False)))
-        return
+        return ordered[len(own) :]
     missing = [k for k in own if k not in named][:3]
     raise ConfigError(f"{path} does not fit this backbone: no tensor of the right shape for {', '.join(missing)}, …")

@@ -41,8 +41,17 @@ def hub_or_cache() -> Iterator[bool]:
     if constants.HF_HUB_OFFLINE or reachable():
         yield not constants.HF_HUB_OFFLINE
         return
-    constants.HF_HUB_OFFLINE = True
-    try:
+    with cache_only():
         yield False
+
+
+@contextlib.contextmanager
+def cache_only() -> Iterator[None]:
+    """Inside, the Hub's client reads its own cache on this machine and asks nobody."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
     finally:
-        constants.HF_HUB_OFFLINE = False
+        constants.HF_HUB_OFFLINE = before

@@ -17,17 +17,17 @@ name. Images of new classes form clusters that names do not explain. Both are co
 L_one has a single Gaussian. If the named clusters explain under 19/20 of the structure, there are new classes, provided
 that a second view of the images says the same (the source model's own features beside the witness's; the pixels, if no
 pretrained network fits): names that fit badly leave structure unexplained in one view, new classes in both. The names
-must follow the structure in both (κ ≥ 3/5), or the views show something else than classes.
+must follow half of the structure in both (κ ≥ ½, `scoring.structure`), or the views show something else than classes.
 
 The search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the
 first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so new
-ones must be clearer (under 7/8); with fewer than five they are not looked for. If there are new classes, the shares are
-those of the named clusters in the fit with further ones: in a fit without them, new classes fill known ones that are
-missing.
+ones must be clearer (under 7/8) and the names better (κ ≥ 3/5); with fewer than five they are not looked for. If there
+are new classes, the shares are those of the named clusters in the fit with further ones: in a fit without them, new
+classes fill known ones that are missing.
 
-*Names that follow little.* If the names fit less than half of the structure (κ < ½, `scoring.structure`), they distort
-the shares, and only clearly unequal ones count (under 5/6 of K). New classes are looked for from κ = 3/5: a strong
-shift leaves as much unexplained as new classes do, and a false alarm can leave the model worse than before.
+*Names that follow little.* If the names fit less than half of the structure (κ < ½), they distort the shares, and only
+clearly unequal ones count (under 5/6 of K). New classes are not looked for: a strong shift leaves as much unexplained
+as they do, and a false alarm can leave the model worse than before.
 
 Shapes: N images, K classes, C clusters without a name, D dimensions of the witness space, k neighbours.
 """
@@ -52,10 +52,9 @@ CLEAR = 5 / 6
 """The same if the names follow less than half of the structure."""
 EXPLAINED = 19 / 20
 """Share of the structure that named clusters must explain, in one of two views, if there is nothing new."""
-FOLLOWED = 0.5
-"""κ from which the names say something about the structure."""
-TRUSTED = 0.6
-"""κ from which structure that the names do not explain may be new classes."""
+FOLLOWED, TRUSTED = 0.5, 0.6
+"""κ from which the names say something about the structure, and structure that they do not explain may be new classes:
+with eight classes or more, and with fewer."""
 RARE = 0.05
 """Of an equal share; a class with fewer images is taken for an error of the names."""
 SCARCE = 0.5
@@ -115,7 +114,7 @@ class Situation:
                 why = "too few classes"
             elif self.views < 2:
                 why = "no second view that shows the classes"
-            elif self.followed < TRUSTED:
+            elif self.followed < trusted(self.shares, self.effective):
                 why = f"the predictions follow too little of the structure ({self.followed:.0%})"
             return (
                 f"about {found} of {classes} known classes occur, {even}; {why} to look for new ones (give --setting"
@@ -157,9 +156,9 @@ def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] |
     effective = max(effective_share(shares), effective_share(plain))
     explained, views, share = None, 1 if second is None else 2, 1.0
     several = occurring_classes(shares, effective)
-    least = EXPLAINED if several >= SEVERAL else CLEARLY
+    least, follows = EXPLAINED if several >= SEVERAL else CLEARLY, trusted(shares, effective)
     enough = several >= FEWEST and len(points) >= ENOUGH * classes
-    if followed >= TRUSTED and enough and second is not None:
+    if followed >= follows and enough and second is not None:
         dimensions = min(max(int(occurring(shares * len(points)).sum()) // 2, 4), 10)
         points, score = points[:, :dimensions], unknown_score(names, near)
         explained = named_share(points, names, score)
@@ -167,7 +166,7 @@ def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] |
             other = second(rows).float()
             space = fit_witness_space(other)
             near = nearest_neighbours(space.centred(other), SMOOTHED)[0]
-            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < TRUSTED:
+            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < follows:
                 explained, views = None, 1  # it shows something else than classes
             else:
                 again = space.project(other)[:, :dimensions]
@@ -212,6 +211,11 @@ def is_uneven(effective: float, followed: float) -> bool:
 def occurring_classes(shares: Tensor, effective: float) -> float:
     """All of them if the shares are about equal, else their effective number."""
     return len(shares) * (1.0 if effective >= EVEN else effective_share(shares))
+
+
+def trusted(shares: Tensor, effective: float) -> float:
+    """κ from which new classes are looked for."""
+    return FOLLOWED if occurring_classes(shares, effective) >= SEVERAL else TRUSTED
 
 
 def effective_share(shares: Tensor) -> float:
