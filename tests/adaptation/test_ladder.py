@@ -143,9 +143,9 @@ def test_the_judges_features_are_cached_too(source, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "parts", lambda *given: passes.append(given) or real(*given))
     first = usfan.adapt(source, squares(), runtime=runtime, **TINY)
     assert first.history["guard"]["judge"] == "another"
-    assert len(passes) == 2  # the model's own features, and the judge's
+    assert len(passes) == 3  # the model's own features, the witness's of whole images, and the judge's
     again = usfan.adapt(source, squares(), runtime=runtime, **TINY)
-    assert len(passes) == 2
+    assert len(passes) == 3
     assert again.history["guard"] == first.history["guard"]
 
 

@@ -127,11 +127,20 @@ def test_without_a_second_view_new_classes_are_not_looked_for():
 
 
 def test_names_that_follow_little_are_no_evidence_for_new_classes():
+    """Half of the structure suffices with eight classes; fewer must follow more of it."""
     points, names, _ = made(range(8), new=6, sharp=2.5)
+    found = look(points, names)
+    assert st.FOLLOWED <= found.followed < st.TRUSTED
+    assert found.explained is not None
+    points, names, _ = made(range(7), known=7, new=6, sharp=2.3)
     found = look(points, names)
     assert st.FOLLOWED <= found.followed < st.TRUSTED
     assert found.explained is None
     assert "follow too little of the structure" in found.reason
+    points, names, _ = made(range(8), new=6, sharp=1.5)
+    found = look(points, names)
+    assert found.followed < st.FOLLOWED
+    assert found.explained is None
 
 
 def test_new_classes_are_looked_for_if_five_known_ones_occur():
