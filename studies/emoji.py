@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from studies.class_sets import figures
+from studies.class_sets import classes_of, figures
 from studies.guard_study import kept_by_the_guard
 from torch import Tensor
 
 import usfan
 from usfan.adaptation.adapt import adapt
 from usfan.adaptation.guard import DRAWS, looked_at
+from usfan.adaptation.witness import testimony, whole
 from usfan.artifacts.model import SourceModel
 from usfan.compute.features import BackboneAlone, FeatureStore, features_of
 from usfan.compute.passes import engine_store
@@ -110,15 +111,16 @@ def draw(job: tuple[str, str, str, Path], out: Path) -> None:
     white.save(file)
 
 
-def features(work: Path, network: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Features and class numbers of each domain; computed once, kept in WORK."""
+def features(work: Path, network: str, *, wholes: bool = False) -> dict[str, tuple[Tensor, Tensor]]:
+    """Features and class numbers of each domain, of crops or of whole images; computed once, kept in WORK."""
     runtime, found = start_runtime(RuntimeConfig(device="cpu")), {}
     backbone = create_backbone(network, "offline")
+    spec = whole(backbone.spec, backbone.module) if wholes else backbone.spec
     for domain in DOMAINS:
-        file = work / f"{domain}-{network}.npz"
+        file = work / f"{domain}-{network}{'-whole' if wholes else ''}.npz"
         if not file.exists():
-            store = engine_store(usfan.ImageData(work / "images" / domain), backbone.spec, runtime)
-            seen = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime).pixels
+            store = engine_store(usfan.ImageData(work / "images" / domain), spec, runtime)
+            seen = features_of(BackboneAlone(backbone.module), store, spec, runtime).pixels
             assert store.classes is not None
             own = np.array([GROUPS.index(name) for name in store.classes])
             np.savez(file, x=seen.half().cpu().numpy(), y=own[np.asarray(store.labels)])
@@ -155,7 +157,7 @@ def store_of(features: tuple[Tensor, Tensor], classes: list[int], known: list[in
 
 
 def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
-    part, task, situation, seen, judged = job
+    part, task, situation, seen, wholes, judged = job
     torch.set_num_threads(1)
     runtime = RuntimeConfig(device="cpu")
     source, target = task.split("-")
@@ -166,7 +168,8 @@ def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
     assert store.labels is not None
     true = torch.bincount(store.labels, minlength=len(known) + 1)[: len(known)]
     runs: dict[str, dict[str, Any]] = {"source-only": {"method": "source-only", "setting": "closed"}}
-    runs |= {flag: {"method": "u-sfan++", "setting": flag, "witness": store.pixels} for flag in FLAGS}
+    told = testimony(wholes[target][0][rows], classes_of(NETWORK))
+    runs |= {flag: {"method": "u-sfan++", "setting": flag, "witness": told} for flag in FLAGS}
     if situation in KNOWN:
         runs |= {name: {**own, "setting": "closed"} for name, own in OTHERS.items()}
     found = []
@@ -201,8 +204,9 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda job: draw(job, given.work / "images"), drawings(given.packages)))
     seen, judged = (features(given.work, network) for network in (NETWORK, JUDGE))
+    wholes = features(given.work, NETWORK, wholes=True)
     jobs = [
-        (part, task, situation, seen, judged)
+        (part, task, situation, seen, wholes, judged)
         for part in given.part
         for task in TASKS[part].split()
         for situation in KNOWN + NEW

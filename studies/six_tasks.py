@@ -19,6 +19,7 @@ from studies.class_sets import BACKBONE, DOMAINS, WEIGHTS
 from studies.corpus import Data
 
 from usfan.adaptation.adapt import adapt
+from usfan.adaptation.witness import testimony, whole
 from usfan.compute.features import BackboneAlone, FeatureStore, features_of
 from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
@@ -52,15 +53,17 @@ def main() -> None:
     started, before = time.perf_counter(), cpu_seconds()
     backbone = create_backbone(BACKBONE, WEIGHTS)
     network = BackboneAlone(backbone.module.to(runtime.device))
-    stores = {}
+    stores, seen = {}, {}
     for domain in DOMAINS:
         labels, classes = data.labels(f"office31/{domain}")
-        rows, parts = torch.arange(len(labels)), []
+        rows, crops, wholes = torch.arange(len(labels)), [], []
         for part in rows.split(PART):
-            pixels = data.pixels(f"office31/{domain}")[part[0] : part[-1] + 1]
-            parts.append(features_of(network, PixelStore(pixels, part), backbone.spec, runtime).pixels)
-        stores[domain] = FeatureStore(torch.cat(parts), rows, labels, classes)
-    del pixels
+            store = PixelStore(data.pixels(f"office31/{domain}")[part[0] : part[-1] + 1], part)
+            crops.append(features_of(network, store, backbone.spec, runtime).pixels)
+            wholes.append(features_of(network, store, whole(backbone.spec, backbone.module), runtime).pixels)
+        stores[domain] = FeatureStore(torch.cat(crops), rows, labels, classes)
+        seen[domain] = testimony(torch.cat(wholes), backbone.classifier)
+    del store
     times, scores = {"features": time.perf_counter() - started, "features_cpu": cpu_seconds() - before}, []
     used = {"source_models_cpu": 0.0, "adaptations_cpu": 0.0}
     for source in DOMAINS:
@@ -72,7 +75,7 @@ def main() -> None:
         begun = cpu_seconds()
         for target in DOMAINS:
             if target != source:
-                settings = {"method": "u-sfan++", "guard": False, "tune": "new", "witness": stores[target].pixels}
+                settings = {"method": "u-sfan++", "guard": False, "tune": "new", "witness": seen[target]}
                 adapted = adapt(model, stores[target], seed=2020, runtime=runtime, **settings)
                 assert adapted.passes is not None
                 scores.append(score_outputs(adapted.passes.after, stores[target].labels, adapted)["accuracy"])  # type: ignore[arg-type]

@@ -132,6 +132,9 @@ def test_names_that_follow_little_are_no_evidence_for_new_classes():
     found = look(points, names)
     assert st.FOLLOWED <= found.followed < st.TRUSTED
     assert found.explained is not None
+    alone = st.assess(points, names, lambda rows: points[rows], witnessed=False)  # as for a network from scratch
+    assert alone.explained is None
+    assert "follow too little of the structure" in alone.reason
     points, names, _ = made(range(7), known=7, new=6, sharp=2.3)
     found = look(points, names)
     assert st.FOLLOWED <= found.followed < st.TRUSTED

@@ -271,7 +271,8 @@ class Adaptation:
             names = self.uncertainty.predictive(before.features, 1.0)
             if self.given is not None:
                 self.given.pin(names)
-            self.found = assess(seen, names.clamp_min(1e-12).log(), self.second_view(before)).to_dict()
+            log_names, second = names.clamp_min(1e-12).log(), self.second_view(before)
+            self.found = assess(seen, log_names, second, witnessed=self.witness is not None).to_dict()
             setting = str(self.found["setting"])
             self.method = self.decide(setting)
         log.info("setting %s: %s", setting, self.found["reason"])

@@ -18,6 +18,7 @@ L_one has a single Gaussian. If the named clusters explain under 19/20 of the st
 that a second view of the images says the same (the source model's own features beside the witness's; the pixels, if no
 pretrained network fits): names that fit badly leave structure unexplained in one view, new classes in both. The names
 must follow half of the structure in both (κ ≥ ½, `scoring.structure`), or the views show something else than classes.
+Pixels and the features of a network from scratch show more than classes, so without a witness κ must be 3/5.
 
 The search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the
 first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so new
@@ -54,7 +55,7 @@ EXPLAINED = 19 / 20
 """Share of the structure that named clusters must explain, in one of two views, if there is nothing new."""
 FOLLOWED, TRUSTED = 0.5, 0.6
 """κ from which the names say something about the structure, and structure that they do not explain may be new classes:
-with eight classes or more, and with fewer."""
+with a witness and eight classes or more, and otherwise."""
 RARE = 0.05
 """Of an equal share; a class with fewer images is taken for an error of the names."""
 SCARCE = 0.5
@@ -94,6 +95,8 @@ class Situation:
     """Views of the images that show the classes; new ones are looked for in two."""
     known: float = 1.0
     """Estimated share of the images that are of known classes."""
+    trusted: float = FOLLOWED
+    """κ from which new classes were looked for."""
 
     @property
     def occurs(self) -> Tensor:
@@ -114,7 +117,7 @@ class Situation:
                 why = "too few classes"
             elif self.views < 2:
                 why = "no second view that shows the classes"
-            elif self.followed < trusted(self.shares, self.effective):
+            elif self.followed < self.trusted:
                 why = f"the predictions follow too little of the structure ({self.followed:.0%})"
             return (
                 f"about {found} of {classes} known classes occur, {even}; {why} to look for new ones (give --setting"
@@ -142,8 +145,11 @@ class Situation:
 
 
 @torch.no_grad()
-def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] | None = None) -> Situation:
-    """From N × F features and N × K names. `second` gives another view of the images at some positions."""
+def assess(
+    seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] | None = None, *, witnessed: bool = True
+) -> Situation:
+    """From N × F features and N × K names. `second` gives another view of the images at some positions. `witnessed`:
+    whether the features are those of a pretrained witness."""
     space = fit_witness_space(seen)
     rows = evenly_spaced(len(seen), max(MOST, 20 * log_names.shape[1])).to(seen.device)
     points, centred, names = space.project(seen[rows]), space.centred(seen[rows]), log_names[rows]
@@ -156,9 +162,10 @@ def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] |
     effective = max(effective_share(shares), effective_share(plain))
     explained, views, share = None, 1 if second is None else 2, 1.0
     several = occurring_classes(shares, effective)
-    least, follows = EXPLAINED if several >= SEVERAL else CLEARLY, trusted(shares, effective)
+    least = EXPLAINED if several >= SEVERAL else CLEARLY
+    trusted = FOLLOWED if witnessed and several >= SEVERAL else TRUSTED
     enough = several >= FEWEST and len(points) >= ENOUGH * classes
-    if followed >= follows and enough and second is not None:
+    if followed >= trusted and enough and second is not None:
         dimensions = min(max(int(occurring(shares * len(points)).sum()) // 2, 4), 10)
         points, score = points[:, :dimensions], unknown_score(names, near)
         explained = named_share(points, names, score)
@@ -166,7 +173,7 @@ def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] |
             other = second(rows).float()
             space = fit_witness_space(other)
             near = nearest_neighbours(space.centred(other), SMOOTHED)[0]
-            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < follows:
+            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < trusted:
                 explained, views = None, 1  # it shows something else than classes
             else:
                 again = space.project(other)[:, :dimensions]
@@ -180,7 +187,7 @@ def assess(seen: Tensor, log_names: Tensor, second: Callable[[Tensor], Tensor] |
     uneven, new = is_uneven(effective, followed), explained is not None and explained < least
     setting = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(new)]
     counts = shares * share * len(log_names)
-    return Situation(setting, shares, counts, effective, explained, followed, views, share)
+    return Situation(setting, shares, counts, effective, explained, followed, views, share, trusted)
 
 
 def label_shift(log_names: Tensor, rounds: int = 100) -> Tensor:
@@ -211,11 +218,6 @@ def is_uneven(effective: float, followed: float) -> bool:
 def occurring_classes(shares: Tensor, effective: float) -> float:
     """All of them if the shares are about equal, else their effective number."""
     return len(shares) * (1.0 if effective >= EVEN else effective_share(shares))
-
-
-def trusted(shares: Tensor, effective: float) -> float:
-    """κ from which new classes are looked for."""
-    return FOLLOWED if occurring_classes(shares, effective) >= SEVERAL else TRUSTED
 
 
 def effective_share(shares: Tensor) -> float:
