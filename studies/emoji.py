@@ -1,6 +1,6 @@
 """Emoji of seven sets: data that no rule of usfan was chosen on when they were first run.
 
-    python -m studies.emoji OUT.json --packages PACKAGES [--work WORK] [--part choose aside]
+    python -m studies.emoji OUT.json --packages PACKAGES [--work WORK] [--part choose aside] [--runs auto]
 
 PACKAGES holds the unpacked npm packages emoji-datasource 16.0.0, emoji-datasource-google 16.0.0,
 emoji-datasource-twitter 16.0.0, openmoji 17.0.0 and fluentui-emoji 1.3.0, each in a folder of its name. Drawings are
@@ -157,7 +157,7 @@ def store_of(features: tuple[Tensor, Tensor], classes: list[int], known: list[in
 
 
 def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
-    part, task, situation, seen, wholes, judged = job
+    part, task, situation, seen, wholes, judged, chosen = job
     torch.set_num_threads(1)
     runtime = RuntimeConfig(device="cpu")
     source, target = task.split("-")
@@ -174,9 +174,11 @@ def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
         runs |= {name: {**own, "setting": "closed"} for name, own in OTHERS.items()}
     found = []
     for name, own in runs.items():
+        if chosen and name not in chosen:
+            continue
         adapted = adapt(model, store, runtime=runtime, guard=False, seed=SEED, tune="new", **own)
         row = {"part": part, "task": task, "situation": situation, "run": name, **figures(adapted, store, true)}
-        if situation in KNOWN and name not in ("source-only", "open", "universal"):
+        if judged and situation in KNOWN and name not in ("source-only", "open", "universal"):
             row |= guarded(model, adapted, store, judged[target][0][rows])
         found.append(row)
     return found
@@ -200,13 +202,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("emoji"))
     parser.add_argument("--part", nargs="+", default=["choose", "aside"])
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--runs", nargs="+", help="only these, without the guard")
     given = parser.parse_args()
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda job: draw(job, given.work / "images"), drawings(given.packages)))
-    seen, judged = (features(given.work, network) for network in (NETWORK, JUDGE))
+    seen = features(given.work, NETWORK)
+    judged = None if given.runs else features(given.work, JUDGE)
     wholes = features(given.work, NETWORK, wholes=True)
     jobs = [
-        (part, task, situation, seen, wholes, judged)
+        (part, task, situation, seen, wholes, judged, given.runs)
         for part in given.part
         for task in TASKS[part].split()
         for situation in KNOWN + NEW

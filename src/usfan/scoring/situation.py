@@ -14,17 +14,22 @@ name. Images of new classes form clusters that names do not explain. Both are co
 
     explained = (L_named − L_one) / (L_more − L_one)            L: mean log-likelihood of images not used in the fit
 
-L_one has a single Gaussian. If the named clusters explain under 19/20 of the structure, there are new classes, provided
-that a second view of the images says the same (the source model's own features beside the witness's; the pixels, if no
-pretrained network fits): names that fit badly leave structure unexplained in one view, new classes in both. The names
-must follow half of the structure in both (κ ≥ ½, `scoring.structure`), or the views show something else than classes.
-Pixels and the features of a network from scratch show more than classes, so without a witness κ must be 3/5.
+L_one has a single Gaussian. One of K classes is about 1/K of the structure. If three quarters of that are unexplained,
+
+    explained < 1 − ¾ / K
+
+there are new classes. What is unexplained is the geometric mean over two views of the images (the witness's features
+and the source model's own; the model's own and the pixels, if no pretrained network fits): names that fit badly leave
+structure unexplained in one view, new classes in both. The names must follow half of the structure in both (κ ≥ ½,
+`scoring.structure`), or the views show something else than classes. Pixels and the features of a network from scratch
+show more than classes, so without a witness κ must be 3/5.
 
 The search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the
-first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so new
-ones must be clearer (under 7/8) and the names better (κ ≥ 3/5); with fewer than five they are not looked for. If there
-are new classes, the shares are those of the named clusters in the fit with further ones: in a fit without them, new
-classes fill known ones that are missing.
+first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so the
+names must follow more (κ ≥ 3/5); with fewer than five, new ones are not looked for. At most 1,000 images are looked at,
+or 20 per class: with hundreds of each, structure within classes is found too. If there are new classes, the shares are
+those of the named clusters in the fit with further ones: in a fit without them, new classes fill known ones that are
+missing.
 
 *Names that follow little.* If the names fit less than half of the structure (κ < ½), they distort the shares, and only
 clearly unequal ones count (under 5/6 of K). New classes are not looked for: a strong shift leaves as much unexplained
@@ -38,6 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,8 +57,8 @@ EVEN = 8 / 9
 """Effective share of the classes from which they count as evenly present."""
 CLEAR = 5 / 6
 """The same if the names follow less than half of the structure."""
-EXPLAINED = 19 / 20
-"""Share of the structure that named clusters must explain, in one of two views, if there is nothing new."""
+UNEXPLAINED = 3 / 4
+"""Of the structure of one class: from here on, what named clusters leave unexplained is a new one."""
 FOLLOWED, TRUSTED = 0.5, 0.6
 """κ from which the names say something about the structure, and structure that they do not explain may be new classes:
 with a witness and eight classes or more, and otherwise."""
@@ -62,13 +68,12 @@ SCARCE = 0.5
 """The same beside new classes: some of their images land in clusters of missing ones."""
 SHARPNESS = 3.0
 """Exponent of the names in label shift; fitted values of λ are near it."""
+SEARCHED = 1_000
+"""Images that the search looks at, unless 20 per class are more."""
 ENOUGH = 8
 """Images per class from which clusters without a name are looked for."""
 FEWEST, SEVERAL = 5, 8
-"""Classes that occur from which they are looked for, and from which 19/20 counts: in one view, 7 of 8 closed sets with
-2 to 4 classes of Office-31 seemed to have new ones, and some with 6 digits or the 7 classes of PACS."""
-CLEARLY = 7 / 8
-"""The share that named clusters must explain if fewer classes occur."""
+"""Classes that occur from which they are looked for, and from which κ ≥ ½ suffices."""
 FOLDS, ROUNDS, SMOOTHED = 5, 12, 10
 """Parts of the images held out in turn; rounds of EM; neighbours that a score is averaged over."""
 
@@ -87,8 +92,7 @@ class Situation:
     """exp(H) / K of the shares, begun with label shift or with the plain names: the larger. Beside new classes, of the
     named clusters."""
     explained: float | None
-    """Share of the structure that named clusters explain; if that is little, in the view where it is larger. None if
-    new classes were not looked for."""
+    """Share of the structure that named clusters explain, over both views. None if new classes were not looked for."""
     followed: float
     """κ of the names."""
     views: int = 2
@@ -154,33 +158,29 @@ def assess(
     rows = evenly_spaced(len(seen), max(MOST, 20 * log_names.shape[1])).to(seen.device)
     points, centred, names = space.project(seen[rows]), space.centred(seen[rows]), log_names[rows]
     classes = names.shape[1]
-    near = nearest_neighbours(centred, SMOOTHED)[0]
-    followed = float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes))
+    near = nearest_neighbours(centred, NEIGHBOURS)[0]
+    followed = float(kappa(names.argmax(dim=1), near, classes))
     fit = fit_mixture(points, names, begin=label_shift(names), prior=UNEVEN_PRIOR, rounds=ROUNDS)
     shares = fit.shares
     plain = fit_mixture(points, names, rounds=ROUNDS).shares
     effective = max(effective_share(shares), effective_share(plain))
     explained, views, share = None, 1 if second is None else 2, 1.0
     several = occurring_classes(shares, effective)
-    least = EXPLAINED if several >= SEVERAL else CLEARLY
+    least = 1 - UNEXPLAINED / several
     trusted = FOLLOWED if witnessed and several >= SEVERAL else TRUSTED
     enough = several >= FEWEST and len(points) >= ENOUGH * classes
     if followed >= trusted and enough and second is not None:
         dimensions = min(max(int(occurring(shares * len(points)).sum()) // 2, 4), 10)
-        points, score = points[:, :dimensions], unknown_score(names, near)
-        explained = named_share(points, names, score)
-        if explained < least:
-            other = second(rows).float()
-            space = fit_witness_space(other)
-            near = nearest_neighbours(space.centred(other), SMOOTHED)[0]
-            if float(kappa(names.argmax(dim=1), near[:, :NEIGHBOURS], classes)) < trusted:
-                explained, views = None, 1  # it shows something else than classes
-            else:
-                again = space.project(other)[:, :dimensions]
-                explained = max(explained, named_share(again, names, unknown_score(names, near)))
+        few = rows[evenly_spaced(len(rows), max(SEARCHED, 20 * classes)).to(rows.device)]
+        looks = [search(view, log_names[few], dimensions) for view in (seen[few], second(few).float())]
+        if min(look.followed for look in looks) < trusted:
+            views = 1  # a view shows something else than classes
+        else:
+            explained = 1 - math.sqrt(math.prod(1 - look.explained for look in looks))
         if explained is not None and explained < least:
-            begin = with_unnamed(points, names, score, classes)
-            shares = fit_mixture(points, names, begin=begin, prior=UNEVEN_PRIOR, rounds=ROUNDS).shares[:classes]
+            shares = fit_mixture(
+                looks[0].points, log_names[few], begin=looks[0].begin, prior=UNEVEN_PRIOR, rounds=ROUNDS
+            ).shares[:classes]
             share = float(shares.sum())
             shares = shares / shares.sum().clamp_min(1e-12)
             effective = effective_share(shares)
@@ -188,6 +188,30 @@ def assess(
     setting = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(new)]
     counts = shares * share * len(log_names)
     return Situation(setting, shares, counts, effective, explained, followed, views, share, trusted)
+
+
+class Search(NamedTuple):
+    """What one view of n images says about new classes."""
+
+    followed: float
+    """κ of the names."""
+    explained: float
+    """Share of the structure that named clusters explain."""
+    points: Tensor
+    """n × D."""
+    begin: Tensor
+    """n × 2K responsibilities that a fit with clusters without a name begins with."""
+
+
+def search(features: Tensor, log_names: Tensor, dimensions: int) -> Search:
+    """From n × F features and n × K names."""
+    classes = log_names.shape[1]
+    space = fit_witness_space(features)
+    near = nearest_neighbours(space.centred(features), SMOOTHED)[0]
+    points, score = space.project(features)[:, :dimensions], unknown_score(log_names, near)
+    followed = float(kappa(log_names.argmax(dim=1), near[:, :NEIGHBOURS], classes))
+    explained, begin = named_share(points, log_names, score), with_unnamed(points, log_names, score, classes)
+    return Search(followed, explained, points, begin)
 
 
 def label_shift(log_names: Tensor, rounds: int = 100) -> Tensor:
