@@ -64,7 +64,7 @@ def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
         store = store_of(features[target], EVERY, EVERY, None)
         seen = testimony(features[target].whole, classes_of())
         runs = [(name, given, seen) for name, given in VARIANTS.items()]
-        runs.append(("u-sfan++ crops", {"method": "u-sfan++"}, store.pixels))
+        runs.append(("u-sfan++ crops, features only", {"method": "u-sfan++"}, store.pixels))
         runs.append(("u-sfan++ features only", {"method": "u-sfan++"}, features[target].whole))
         if other is not None:
             runs.append(("u-sfan++ Lite2", {"method": "u-sfan++"}, testimony(other[target].whole, classes_of(OTHER))))

@@ -7,15 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import usfan
 from lookalikes import picture
 from usfan.adaptation import witness as wt
+from usfan.compute.features import features_of
 from usfan.compute.passes import engine_store
 from usfan.compute.runtime import start_runtime
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, UsfanError
 from usfan.models import backbones
 from usfan.models.backbones import PretrainedHead, as_head, create_backbone, load_weights, weights_hash
+from usfan.models.hub import cache_only
 
 NAME = "test_resnet"
 TINY = {"epochs": 1, "batch_size": 8, "progress": False}
@@ -27,17 +30,13 @@ def squares(images: int = 8) -> usfan.ImageData:
     return usfan.ImageData(pixels, labels=labels, classes=("a", "b", "c"))
 
 
-def weights_file(path, **changes):
-    """Weights of a small timm network with a classifier of 20 classes, as a user's file."""
-    torch.manual_seed(0)
-    state = backbones.timm_model(NAME, num_classes=20).state_dict()
-    torch.save({**state, **changes}, path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
-    return str(weights_file(tmp_path_factory.mktemp("weights") / "net.pth"))
+    """Weights of a small timm network with a classifier of 120 classes, as a user's file."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "net.pth"
+    torch.save(backbones.timm_model(NAME, num_classes=120).state_dict(), path)
+    return str(path)
 
 
 def test_the_testimony_against_sums_written_out():
@@ -68,31 +67,48 @@ def test_images_in_another_order_give_the_same_testimony():
 def test_the_classifier_of_a_weights_file_is_found(weights, tmp_path):
     made = create_backbone(NAME, weights)
     assert made.classifier is not None
-    assert made.classifier.weight.shape == (20, made.features)
+    assert made.classifier.weight.shape == (120, made.features)
     unnamed = tmp_path / "unnamed.pth"
     state = torch.load(weights, weights_only=True)
     torch.save({f"layer{number}": tensor for number, tensor in enumerate(state.values())}, unnamed)
-    again = create_backbone(NAME, str(unnamed)).classifier
-    assert torch.equal(again.weight, made.classifier.weight)
+    sorted_names = tmp_path / "net.safetensors"  # bias before weight
+    save_file({**state, "n_averaged": torch.zeros(())}, sorted_names)
+    for file in (unnamed, sorted_names):
+        again = create_backbone(NAME, str(file)).classifier
+        assert torch.equal(again.weight, made.classifier.weight)
+        assert torch.equal(again.bias, made.classifier.bias)
     alone = tmp_path / "alone.pth"
     torch.save(made.module.state_dict(), alone)
     assert create_backbone(NAME, str(alone)).classifier is None
     assert load_weights(made.module, alone) == []
 
 
+LAYER = torch.zeros(120, 8), torch.zeros(120)
+
+
 @pytest.mark.parametrize(
     "tensors",
     [
         [],
-        [torch.zeros(20, 8)],
-        [torch.zeros(20, 9), torch.zeros(20)],
-        [torch.zeros(20, 8), torch.zeros(21)],
-        [torch.zeros(20, 8), torch.zeros(20), torch.zeros(1)],
-        [torch.full((20, 8), torch.nan), torch.zeros(20)],
+        LAYER[:1],
+        [torch.zeros(120, 9), torch.zeros(120)],
+        [torch.zeros(120, 8), torch.zeros(121)],
+        [*LAYER, *LAYER],
+        [torch.full((120, 8), torch.nan), torch.zeros(120)],
+        [torch.zeros(120, 8).to_sparse(), torch.zeros(120)],
+        [torch.zeros(99, 8), torch.zeros(99)],
+        [torch.zeros(3_000, 8), torch.zeros(3_000)],
     ],
 )
 def test_other_tensors_are_no_classifier(tensors):
     assert as_head(tensors, 8) is None
+    assert as_head([torch.zeros(5), LAYER[1], LAYER[0]], 8) is not None
+
+
+def test_scores_that_are_not_finite_are_named():
+    head = PretrainedHead(torch.full((120, 8), 3e38), torch.zeros(120))
+    with pytest.raises(UsfanError, match="class scores are not finite"):
+        wt.testimony(torch.ones(4, 8), head)
 
 
 def test_offline_weights_bring_their_thousand_classes():
@@ -114,7 +130,7 @@ def test_the_models_own_backbone_gets_the_classifier_of_its_weights(monkeypatch,
     assert wt.choose_witness("auto", source).classifier is None  # of other weights
 
 
-def test_weights_that_cannot_be_had_cost_only_the_classifier(monkeypatch, weights):
+def test_unavailable_weights_cost_only_the_classifier(monkeypatch, weights):
     from huggingface_hub import constants
 
     source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
@@ -133,10 +149,61 @@ def test_weights_that_cannot_be_had_cost_only_the_classifier(monkeypatch, weight
 
 
 def test_timms_weights_bring_their_classifier(monkeypatch):
-    real = backbones.timm_model
-    monkeypatch.setattr(backbones, "timm_model", lambda name, pretrained=False, **more: real(name, **more))
+    real, made = backbones.timm_model, []
+
+    def without_weights(name, pretrained=False, **more):
+        made.append(real(name.split(".")[0], **more))
+        return made[-1]
+
+    monkeypatch.setattr(backbones, "timm_model", without_weights)
     found = wt.load_witness(NAME, "timm")
-    assert found.classifier.weight.shape == (1000, create_backbone(NAME, "none").features)
+    assert torch.equal(found.classifier.weight, made[-1].get_classifier().weight)
+    assert backbones.timm_classifier(f"{NAME}.clip", found.module.num_features) is None
+
+
+def test_without_the_hub_weights_from_another_address_are_not_downloaded(monkeypatch):
+    monkeypatch.setattr("timm.create_model", lambda *_, **__: pytest.fail("timm would download"))
+    with cache_only(), pytest.raises(ConfigError, match="unavailable"):
+        backbones.timm_model("legacy_seresnet18", pretrained=True)
+
+
+def test_two_threads_may_read_the_cache():
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    first, second = cache_only(), cache_only()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert constants.HF_HUB_OFFLINE  # the second is still inside
+    second.__exit__(None, None, None)
+    assert before == constants.HF_HUB_OFFLINE
+
+
+def test_given_features_are_described_with_the_models_own_classifier(monkeypatch, weights):
+    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
+    made = create_backbone(NAME, weights)
+    found = wt.Witness(NAME, made.module, made.spec, made.weights["hash"], classifier=made.classifier)
+    monkeypatch.setattr(wt, "load_witness", lambda *_: found)
+    runtime = start_runtime(None)
+    store = features_of(source.classifier, engine_store(squares(), source.spec, runtime), source.spec, runtime)
+    runs = []
+    for witness in ({}, {"witness": wt.testimony(store.pixels, made.classifier)}, {"witness": store.pixels}):
+        model = usfan.adapt(source, store, "u-sfan++", guard=False, setting="closed", **witness, **TINY)
+        runs.append(model.passes.after.probs)
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize(("method", "witnessed"), [("u-sfan++", True), ("shot", False)])
+def test_the_search_for_new_classes_knows_whether_there_is_a_witness(monkeypatch, weights, method, witnessed):
+    from usfan.adaptation import adapt as module
+
+    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
+    told, real = [], module.assess
+    monkeypatch.setattr(module, "assess", lambda *given, **more: told.append(more) or real(*given, **more))
+    usfan.adapt(source, squares(), method, guard=False, tune="new", **TINY)
+    assert told == [{"witnessed": witnessed}]
 
 
 def test_the_witness_sees_the_whole_image():
@@ -159,4 +226,4 @@ def test_a_run_says_whose_classes_it_used(weights, caplog):
     source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
     with caplog.at_level("INFO", logger="usfan"):
         usfan.adapt(source, squares(), "u-sfan++", witness=f"{NAME}:{weights}", guard=False, **TINY)
-    assert f"witness: {NAME}, with its own 20 classes" in caplog.text
+    assert f"witness: {NAME}, with its own 120 classes" in caplog.text

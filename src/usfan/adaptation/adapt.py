@@ -159,7 +159,7 @@ def witnessed(
     images: PixelStore,
     runtime: Runtime,
 ) -> tuple[Tensor | None, set[str]]:
-    """What the witness says about the target, N × F, and the hash of its weights."""
+    """What the witness says about the target, N × (F + C), and the hash of its weights."""
     if isinstance(given, Tensor):
         return given, set()
     own = find_witness(config.witness, source, method)

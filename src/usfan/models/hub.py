@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -45,13 +46,23 @@ def hub_or_cache() -> Iterator[bool]:
         yield False
 
 
+_lock, _inside = threading.Lock(), [0, False]
+"""How many blocks of `cache_only` are open, in all threads, and the client's own setting before the first."""
+
+
 @contextlib.contextmanager
 def cache_only() -> Iterator[None]:
-    """Inside, the Hub's client reads its own cache on this machine and asks nobody."""
+    """Inside, the Hub's client reads its cache on this machine and sends no request."""
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    with _lock:
+        if _inside[0] == 0:
+            _inside[1], constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+        _inside[0] += 1
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = before
+        with _lock:
+            _inside[0] -= 1
+            if _inside[0] == 0:
+                constants.HF_HUB_OFFLINE = bool(_inside[1])

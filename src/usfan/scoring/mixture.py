@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from usfan.errors import UsfanError
 
 CHUNK = 16384
-"""Rows that are turned into float64 at once."""
+"""Rows that are worked on at once."""
 EVEN_PRIOR, UNEVEN_PRIOR = 1.0, 0.01
 """ρ if all classes are expected in equal shares, and if some may be rare or missing."""
 PRIOR_MEAN = 1.0

@@ -21,8 +21,8 @@ L_one has a single Gaussian. One of K classes is about 1/K of the structure. If 
 there are new classes. What is unexplained is the geometric mean over two views of the images (the witness's features
 and the source model's own; the model's own and the pixels, if no pretrained network fits): names that fit badly leave
 structure unexplained in one view, new classes in both. The names must follow half of the structure in both (κ ≥ ½,
-`scoring.structure`), or the views show something else than classes. Pixels and the features of a network from scratch
-show more than classes, so without a witness κ must be 3/5.
+`scoring.structure`), or the views show something else than classes. Without a witness κ must be 3/5: the source
+model's features and pixels show more than classes.
 
 The search uses half as many dimensions as known classes occur, at least 4 and at most 10: classes differ most in the
 first of them, and further ones show structure within classes. If fewer than eight classes occur even these do, so the
