@@ -837,6 +837,8 @@ def claims() -> dict[str, list[str]]:
     speed = {r["case"]: r for r in load("throughput.json")["suites"]["throughput"] if r["group"] == "resnet50"}
     photographs = load("onnx-photographs.json")
     below = [max(r[n] for n in ("new", "norm", "all")) - r[r["auto"]] for r in load("ladder.json")["rows"]]
+    sets = [r for r in load("class-sets.json")["rows"] if r["situation"] == "universal"]
+    universal = lambda flag: statistics.fmean(r["score"] for r in sets if r["flag"] == flag)  # noqa: E731
     return {
         "README.md": [
             f"tested on {guard['all']['runs']} runs",
@@ -853,6 +855,15 @@ def claims() -> dict[str, list[str]]:
             f"{speed['u-sfan']['value']:,.0f} images per second",
             f"{speed['u-sfan']['ratio']:.1f} times the plain recipe",
             f"{100 - 100 * speed['u-sfan, weights every step']['value'] / speed['shot-im']['value']:.1f} % more",
+        ],
+        "docs/studies/field-methods.md": [
+            f"U-SFAN++ is best ({frozen['u-sfan++']:.1f})",
+            f"{frozen['u-sfan++'] - frozen['shot']:.1f} points above SHOT",
+            f"{frozen['u-sfan++ Lite2']:.1f} with Lite2",
+        ],
+        "docs/studies/class-sets.md": [
+            f"H-score is then {universal('auto'):.1f}, that of the source model {universal('source-only'):.1f}",
+            f"that of the right flag {universal('universal'):.1f}",
         ],
         "docs/studies/ladder.md": [
             f"auto is {statistics.fmean(below):.1f} points below the best rung",
