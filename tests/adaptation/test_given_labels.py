@@ -66,9 +66,9 @@ def test_frozen_and_moving_backbones(source):
 def test_the_setting_is_decided_with_given_labels_as_names(source, monkeypatch):
     seen = []
 
-    def spy(features, names, second):
+    def spy(features, names, second, **more):
         seen.append(names)
-        return assess(features, names, second)
+        return assess(features, names, second, **more)
 
     monkeypatch.setattr("usfan.adaptation.adapt.assess", spy)
     usfan.adapt(source, squares(), "shot", labels=WRONG, **TINY)
@@ -82,9 +82,9 @@ def test_new_classes_are_looked_for_in_a_second_view(source, monkeypatch):
     """The pixels beside a network from scratch; given features beside its own; its own beside a witness's."""
     seen = []
 
-    def spy(features, names, second):
+    def spy(features, names, second, **more):
         seen.append((features, second(torch.tensor([0, 2]))))
-        return assess(features, names, second)
+        return assess(features, names, second, **more)
 
     monkeypatch.setattr("usfan.adaptation.adapt.assess", spy)
     store = stored(source)

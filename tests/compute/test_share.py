@@ -40,7 +40,10 @@ def pair(data, model, tmp_path_factory) -> tuple[Path, list[dict]]:
 def test_the_figures_of_one_process(pair, data, model):
     alone = evaluate(SourceModel.load(model), ImageData(data), batch_size=16, runtime=Runtime(torch.device("cpu")))
     for found in pair[1]:
-        assert found["metrics"] == alone
+        assert found["metrics"].keys() == alone.keys()
+        for name, value in alone.items():  # sums of other lengths if this process has another number of threads
+            close = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+            assert found["metrics"][name] == close, name
         assert found["metrics"]["count"] == 85
         assert found["positions"] == list(range(1, 86))
         assert [Path(path).name for path in found["skipped"]] == ["000.png", "028.png"]
