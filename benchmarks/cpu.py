@@ -2,7 +2,7 @@
 with the channels first in every network.
 
 Each case is a process of its own: how it takes memory is set once. Any variable MALLOC_… in the environment leaves
-glibc as it is (`usfan.compute.runtime.keep_freed_memory`).
+glibc as it is (`usfan.engine.runtime.keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ TRIES = 1
 
 def suite() -> Iterator[Row]:
     for network in NETWORKS:
-        found = {
+        result = {
             "ours": best(network, {}),
             "channels first": best(network, {}, "channels first"),
             "glibc left alone": best(network, {"MALLOC_ARENA_MAX": "64"}),
         }
         for what in ("pass", "steps"):
-            for case, figures in found.items():
-                yield Row(network, f"{what}, {case}", figures[what], "images/s", found["ours"][what] / figures[what])
-        for case, figures in found.items():
+            for case, figures in result.items():
+                yield Row(
+                    network,
+                    f"{what}, {case}",
+                    figures[what],
+                    "images/s",
+                    result["ours"][what] / figures[what],
+                )
+        for case, figures in result.items():
             yield Row(network, f"peak memory, {case}", figures["peak"], "MiB")
 
 
@@ -43,7 +49,7 @@ def best(network: str, more: dict[str, str], *options: str) -> dict[str, float]:
         call = [sys.executable, __file__, network, *options]
         done = subprocess.run(call, capture_output=True, text=True, env=environment, check=True)
         tries.append(json.loads(done.stdout.splitlines()[-1]))
-    return {name: max(found[name] for found in tries) for name in tries[0]}
+    return {name: max(result[name] for result in tries) for name in tries[0]}
 
 
 def measure(network: str, layout: str = "") -> dict[str, Any]:
@@ -52,34 +58,44 @@ def measure(network: str, layout: str = "") -> dict[str, Any]:
     import torch
 
     from stage_2 import opened, refresh
-    from usfan.artifacts.model import SourceModel
-    from usfan.compute import passes as engine
-    from usfan.compute.runtime import start_runtime
-    from usfan.data.cache import PixelStore
+    from usfan.data.store import Store
+    from usfan.engine import passes as engine
+    from usfan.engine.runtime import start_runtime
     from usfan.models.backbones import create_backbone
     from usfan.models.classifier import Classifier
-    from usfan.posterior.kronecker import KroneckerPosterior
+    from usfan.store.model import SourceModel
+    from usfan.uncertainty.kronecker import KroneckerPosterior
 
     if layout == "channels first":
-        engine.faster_laid_out = lambda *given: False
-    runtime, count = start_runtime(), NETWORKS[network]
+        engine.faster_laid_out = lambda *arguments: False
+    runtime = start_runtime()
+    count = NETWORKS[network]
     made = create_backbone(network, "none")
-    backbone, features, spec = made.module, made.features, made.spec
+    backbone = made.module
+    features = made.features
+    spec = made.spec
     classifier = Classifier(backbone, features, 10).eval()
     weight, bias = classifier.head_tensors()
     inputs = torch.randn(100, weight.shape[1])
     posterior = KroneckerPosterior.fit(inputs, inputs @ weight.T + bias, weight, bias, 1.0)
-    model = SourceModel(classifier, posterior, tuple("0123456789"), spec, {"backbone": network}, {})
-    pixels = torch.randint(0, 256, (count, spec.channels, spec.resize, spec.resize), dtype=torch.uint8)
-    store = PixelStore(pixels, torch.arange(count))
-    found: dict[str, float] = {}
+    model = SourceModel(
+        classifier, posterior, tuple("0123456789"), spec, {"backbone": network}, {}
+    )
+    pixels = torch.randint(
+        0, 256, (count, spec.channels, spec.resize, spec.resize), dtype=torch.uint8
+    )
+    store = Store(pixels, torch.arange(count))
+    result: dict[str, float] = {}
     with opened(model, store, runtime) as run:
         outputs = refresh(run, 0)
-        for name, call in (("pass", run.outputs), ("steps", lambda: run.train_epoch(0, outputs))):
+        for name, call in (
+            ("pass", run.outputs),
+            ("steps", lambda: run.train_epoch(0, outputs)),
+        ):
             began = time.perf_counter()
             call()
-            found[name] = count / (time.perf_counter() - began)
-    return {**found, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+            result[name] = count / (time.perf_counter() - began)
+    return {**result, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 if __name__ == "__main__":

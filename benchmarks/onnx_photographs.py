@@ -48,18 +48,21 @@ def predicted_alone(graph: Path, paths: list[str]) -> dict[str, np.ndarray]:
 
 def fitted_model(data, backbone: str = "tf_efficientnet_lite0", steps: int = 300):
     """A network of ImageNet with a new last layer, fitted to these images, and its posterior."""
-    from usfan.artifacts.model import SourceModel
-    from usfan.compute.passes import engine_store, forward_store
-    from usfan.compute.runtime import start_runtime
+    from usfan.engine.passes import engine_store, forward_store
+    from usfan.engine.runtime import start_runtime
     from usfan.models.backbones import create_backbone
     from usfan.models.classifier import Classifier
+    from usfan.store.model import SourceModel
     from usfan.training.source import fit_posterior
+    from usfan.uncertainty.base import FitSettings
 
     torch.manual_seed(0)
     options = {"bottleneck": 0, "dropout": 0.0, "head_bias": True, "head_norm": False}
     network = create_backbone(backbone, "auto")
     spec = network.spec
-    classifier = Classifier(network.module, network.features, len(data.classes), **options).eval()
+    classifier = Classifier(
+        network.module, network.features, len(data.classes), **options
+    ).eval()
     runtime = start_runtime()
     store = engine_store(data, spec, runtime)
     seen, _ = forward_store(classifier, store, spec, runtime)
@@ -69,23 +72,26 @@ def fitted_model(data, backbone: str = "tf_efficientnet_lite0", steps: int = 300
         torch.nn.functional.cross_entropy(classifier.head(seen), store.labels).backward()
         optimiser.step()
     classifier.requires_grad_(True)
-    posterior, _ = fit_posterior(classifier.eval(), store, spec, runtime, 10.0)
-    return SourceModel(classifier, posterior, data.classes, spec, {"backbone": backbone, **options})
+    settings = FitSettings(prior=10.0)
+    posterior, _ = fit_posterior(classifier.eval(), store, spec, runtime, settings)
+    return SourceModel(
+        classifier, posterior, data.classes, spec, {"backbone": backbone, **options}
+    )
 
 
 def main() -> None:
     import usfan
-    from usfan.artifacts.onnx import export_onnx
+    from usfan.store.onnx import export_onnx
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("root", type=Path, help="folder of Office-31 (amazon, dslr, webcam)")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    domains = [usfan.ImageData(given.root / name) for name in ("amazon", "dslr", "webcam")]
+    arguments = parser.parse_args()
+    domains = [usfan.ImageData(arguments.root / name) for name in ("amazon", "dslr", "webcam")]
     paths = [path for data in domains for path in data.paths]
     labels = [data.classes[k] for data in domains for k in data.labels.tolist()]
-    chosen = np.random.default_rng(0).permutation(len(paths))[: given.count]
+    chosen = np.random.default_rng(0).permutation(len(paths))[: arguments.count]
     data = usfan.ImageData([paths[i] for i in chosen], labels=[labels[i] for i in chosen])
     half = data.subset(torch.arange(0, len(data), 2))
     model = fitted_model(half)
@@ -93,23 +99,29 @@ def main() -> None:
         graph = Path(folder) / "model.onnx"
         at_export = export_onnx(model, graph)
         started = time.perf_counter()
-        found = predicted_alone(graph, data.paths)
+        result = predicted_alone(graph, data.paths)
         seconds = time.perf_counter() - started
     expected = model.predict(data)
-    accuracy = float((expected.label == data.match_classes(model.classes).labels).double().mean())
+    accuracy = float(
+        (expected.label == data.match_classes(model.classes).labels).double().mean()
+    )
     figures = {
         "photographs": len(data),
-        "labels_that_agree": int((torch.from_numpy(found["label"]) == expected.label).sum()),
-        "largest_difference_of_probs": float(np.abs(found["probs"] - expected.probs.numpy()).max()),
-        "largest_difference_of_certainty": float(np.abs(found["certainty"] - expected.weight.numpy()).max()),
+        "labels_that_agree": int((torch.from_numpy(result["label"]) == expected.label).sum()),
+        "largest_difference_of_probs": float(
+            np.abs(result["probs"] - expected.probs.numpy()).max()
+        ),
+        "largest_difference_of_certainty": float(
+            np.abs(result["certainty"] - expected.weight.numpy()).max()
+        ),
         "largest_difference_at_export": at_export,
         "mean_certainty": float(expected.weight.mean()),
         "accuracy": round(100 * accuracy, 2),
         "onnxruntime_seconds": round(seconds, 1),
     }
     print(json.dumps(figures, indent=2))
-    if given.out is not None:
-        given.out.write_text(json.dumps(figures, indent=2) + "\n")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from usfan.posterior.fit import append_one
-from usfan.posterior.kronecker import KroneckerPosterior
-from usfan.posterior.predictive import certainty_weights
+from usfan.maths.objectives import certainty_weights
+from usfan.uncertainty.fit import append_one
+from usfan.uncertainty.kronecker import KroneckerPosterior
 
 BACKENDS = ("CurvlinopsGGN", "BackPackGGN", "AsdlGGN", "CurvlinopsEF", "BackPackEF", "AsdlEF")
 """The GGN ones compute what we do; EF is the empirical Fisher, another and cheaper matrix that needs labels."""
@@ -31,7 +31,9 @@ def laplace_fit(
         head = nn.Linear(weight.shape[1], weight.shape[0])
         head.load_state_dict({"weight": weight, "bias": bias})
         data = TensorDataset(features, labels)
-        loader = DataLoader(data, batch_size=None, sampler=BatchSampler(SequentialSampler(data), batch, False))
+        loader = DataLoader(
+            data, batch_size=None, sampler=BatchSampler(SequentialSampler(data), batch, False)
+        )
         model = laplace.Laplace(
             head,
             "classification",
@@ -51,19 +53,28 @@ class WeightDraws:
     """
 
     def __init__(self, posterior: KroneckerPosterior, *, rotated: bool = True) -> None:
-        self.posterior, self.rotated = posterior, rotated
+        self.posterior = posterior
+        self.rotated = rotated
         self.theta = torch.cat([posterior.weight, posterior.bias[:, None]], dim=1)
         self.deviation = posterior.variance_table.T.sqrt().contiguous()
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
-    def certainty(self, features: Tensor, temperature: float = 0.4, samples: int = 128) -> Tensor:
+    def certainty(
+        self, features: Tensor, temperature: float = 0.4, samples: int = 128
+    ) -> Tensor:
         phi = append_one(features)
-        noise = torch.randn(samples, *self.theta.shape, generator=self.generator).mul_(self.deviation)
+        noise = torch.randn(samples, *self.theta.shape, generator=self.generator).mul_(
+            self.deviation
+        )
         if self.rotated:
-            theta = (self.posterior.class_vectors @ (noise @ self.posterior.feature_vectors.T)).add_(self.theta)
+            theta = (
+                self.posterior.class_vectors @ (noise @ self.posterior.feature_vectors.T)
+            ).add_(self.theta)
             logits = (phi / temperature) @ theta.mT
         else:
             along = (phi @ self.posterior.feature_vectors / temperature) @ noise.mT
-            logits = (along @ self.posterior.class_vectors.T).add_(phi @ self.theta.T / temperature)
+            logits = (along @ self.posterior.class_vectors.T).add_(
+                phi @ self.theta.T / temperature
+            )
         return certainty_weights(logits.softmax(dim=-1).mean(dim=0))

@@ -44,7 +44,9 @@ def table(name: str, rows: list[Row]) -> Table:
         if row.wanted is not None and row.ratio is not None:
             ratio = f"[{'green' if row.ratio >= row.wanted else 'red'}]{ratio}[/]"
         wanted = "" if row.wanted is None else f"≥ {row.wanted:g}×"
-        grid.add_row("" if row.group == group else row.group, row.case, value, ratio, wanted, row.note)
+        grid.add_row(
+            "" if row.group == group else row.group, row.case, value, ratio, wanted, row.note
+        )
         group = row.group
     return grid
 
@@ -61,14 +63,31 @@ def machine() -> dict[str, str | int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; all of them by default")
+    parser.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help=f"of {', '.join(SUITES)}; all of them by default",
+    )
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
-    parser.add_argument("--threads", type=int, help="CPU threads; steady figures on a busy machine need 1")
+    parser.add_argument(
+        "--threads", type=int, help="CPU threads; steady figures on a busy machine need 1"
+    )
     parser.add_argument("--data", help="folder of class folders with JPEGs, for throughput")
-    parser.add_argument("--backbones", nargs="+", help="for throughput; resnet50 and tf_efficientnet_lite0 by default")
-    parser.add_argument("--weights", default="auto", help="pretrained weights of EfficientNet-Lite, for throughput")
+    parser.add_argument(
+        "--backbones",
+        nargs="+",
+        help="for throughput; resnet50 and tf_efficientnet_lite0 by default",
+    )
+    parser.add_argument(
+        "--weights",
+        default="auto",
+        help="pretrained weights of EfficientNet-Lite, for throughput",
+    )
     options = parser.parse_args()
-    throughput.SETTINGS |= {k: getattr(options, k) for k in throughput.SETTINGS if getattr(options, k)}
+    throughput.SETTINGS |= {
+        k: getattr(options, k) for k in throughput.SETTINGS if getattr(options, k)
+    }
     unknown = [name for name in options.suites if name not in SUITES]
     if unknown:
         parser.error(f"no suite named {', '.join(unknown)}; there are {', '.join(SUITES)}")

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-from usfan.adaptation import adapt as stage
-from usfan.adaptation.adapt import Adaptation
-from usfan.adaptation.settings import resolve
-from usfan.artifacts.model import SourceModel
-from usfan.compute.accelerate.layers import accelerated
-from usfan.compute.runtime import Runtime
-from usfan.data.cache import PixelStore
-from usfan.scoring.outputs import Outputs
+from usfan.adaptation.inputs import prepare
+from usfan.adaptation.run import Adaptation
+from usfan.data.store import Store
+from usfan.engine.accelerate.layers import accelerated
+from usfan.engine.runtime import Runtime
+from usfan.maths.outputs import Outputs
+from usfan.store.model import SourceModel
+from usfan.workflow import make_plan, open_source
 
 
 @contextlib.contextmanager
-def opened(source: SourceModel, store: PixelStore, runtime: Runtime, **settings: Any) -> Iterator[Adaptation]:
-    given = {"guard": False, "tune": "all", **settings}
-    config, method = resolve(given, pretrained=source.pretrained, classes=len(source.classes))
-    run = Adaptation(source, store, config, method, runtime)
-    classifier = stage.prepare(copy.deepcopy(source.classifier), source.spec, runtime, steps=True)
-    with accelerated(classifier, runtime, run.steps):
-        run.open(classifier)
+def opened(
+    source: SourceModel, store: Store, runtime: Runtime, **settings: Any
+) -> Iterator[Adaptation]:
+    plan = make_plan(open_source(source), {"guard": False, "tune": "all", **settings})
+    run = Adaptation(prepare(plan, source, store, runtime), runtime)
+    run.classifier = run.inputs.network
+    with accelerated(run.classifier, runtime, run.steps):
+        run.begin()
         try:
             yield run
         finally:
-            run.loop.release()
-            if run.replay is not None:
-                run.replay.release()
+            run.release()
 
 
 def refresh(run: Adaptation, epoch: int) -> Outputs:
     """What comes before the steps of an epoch: a pass over the target, and new tables from it."""
     outputs = run.outputs()
-    run.guide.refresh(outputs, epoch / max(1, run.epochs))
+    run.guide.refresh(outputs, epoch / max(1, run.schedule.epochs))
     return outputs

@@ -9,16 +9,20 @@ import sys
 import time
 from typing import Any
 
-START, WHAT, STOP = float(sys.argv[1]), sys.argv[2], sys.argv[3]
-found: dict[str, float] = {}
+START = float(sys.argv[1])
+WHAT = sys.argv[2]
+STOP = sys.argv[3]
+result: dict[str, float] = {}
 
 
 def reached(name: str) -> None:
-    found.setdefault(name, time.monotonic() - START)
+    result.setdefault(name, time.monotonic() - START)
 
 
 def cpu_seconds() -> float:
-    parts = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    parts = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return sum(p.ru_utime + p.ru_stime for p in parts)
 
 
@@ -29,7 +33,7 @@ def status(field: str) -> float:
 
 
 def leave() -> None:
-    print("@" + json.dumps(found), flush=True)
+    print("@" + json.dumps(result), flush=True)
     os._exit(0)
 
 
@@ -44,11 +48,12 @@ def adapt() -> None:
         return step
 
     usfan.progress.step_progress = watch
-    from usfan.adaptation.adapt import Adaptation
-    from usfan.artifacts.model import SourceModel
+    from usfan.adaptation.run import Adaptation
     from usfan.cli import main as cli
+    from usfan.store.model import SourceModel
 
-    plain_load, plain_outputs = SourceModel.load, Adaptation.outputs
+    plain_load = SourceModel.load
+    plain_outputs = Adaptation.outputs
 
     def load(*arguments: Any, **options: Any) -> Any:
         source = plain_load(*arguments, **options)
@@ -57,7 +62,7 @@ def adapt() -> None:
 
     def outputs(self: Any, *source: Any) -> Any:
         reached("pass")
-        found.setdefault("cpu", cpu_seconds())
+        result.setdefault("cpu", cpu_seconds())
         if STOP == "pass":
             leave()
         return plain_outputs(self, *source)
@@ -70,10 +75,11 @@ def adapt() -> None:
 def train() -> None:
     """To where the first step begins: imports, files, network, all images decoded; STOP step: to where it ends."""
     from usfan.cli import main as cli
-    from usfan.compute.loop import Loop
+    from usfan.engine.loop import Loop
     from usfan.training import source
 
-    plain_backbone, plain_step = source.create_backbone, Loop.step
+    plain_backbone = source.create_backbone
+    plain_step = Loop.step
 
     def backbone(*arguments: Any, **options: Any) -> Any:
         made = plain_backbone(*arguments, **options)
@@ -82,7 +88,7 @@ def train() -> None:
 
     def step(self: Any, *batch: Any) -> Any:
         reached("begins")
-        found.setdefault("cpu", cpu_seconds())
+        result.setdefault("cpu", cpu_seconds())
         if STOP == "step":
             plain_step(self, *batch)
             reached("step")
@@ -95,22 +101,24 @@ def train() -> None:
 
 def over_images() -> None:
     """evaluate or predict, timed from where the model sees images to the end."""
-    from usfan.artifacts.model import SourceModel
     from usfan.cli import main as cli
+    from usfan.store.model import SourceModel
 
     plain = SourceModel.predict_batches
 
     def batches(self: Any, *arguments: Any, **options: Any) -> Any:
-        began, cpu, images = time.monotonic(), cpu_seconds(), 0
+        began = time.monotonic()
+        cpu = cpu_seconds()
+        images = 0
         for index, outputs in plain(self, *arguments, **options):
             images += len(index)
             yield index, outputs
         seconds = time.monotonic() - began
-        found.update(seconds=seconds, busy=(cpu_seconds() - cpu) / seconds, images=images)
+        result.update(seconds=seconds, busy=(cpu_seconds() - cpu) / seconds, images=images)
 
     SourceModel.predict_batches = batches  # type: ignore[method-assign]
     code = cli.main(sys.argv[4:])
-    found["peak"] = status("VmHWM")
+    result["peak"] = status("VmHWM")
     if code == 0:
         leave()
     sys.exit(code)
@@ -121,18 +129,20 @@ def digits() -> None:
     import timm  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import usfan.evaluation.samples  # noqa: F401
-    from usfan.adaptation.adapt import adapt as run_adaptation
+    import usfan.metrics.image_table  # noqa: F401
     from usfan.data.cache import open_store
-    from usfan.reproduce.digits import load_mnist5k
+    from usfan.study.digits import load_mnist5k
     from usfan.training.source import train_source
+    from usfan.workflow import adapt_model as run_adaptation
 
     whole = load_mnist5k()  # sorted by class
     data = whole.subset(range(0, len(whole), len(whole) // int(sys.argv[4])))
     source = (
         None
         if STOP == "train"
-        else train_source(whole.subset(range(0, len(whole), 50)), backbone="digits-cnn", epochs=1)
+        else train_source(
+            whole.subset(range(0, len(whole), 50)), backbone="digits-cnn", epochs=1
+        )
     )
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # begin the peak anew
@@ -144,9 +154,15 @@ def digits() -> None:
         else run_adaptation(source, store, epochs=1)
     )
     tensors = made.classifier.state_dict().values()
-    held = store.pixels.numel() + sum(t.numel() * t.element_size() for t in tensors)
-    found.update(peak=status("VmHWM") - before, held=held / 2**20)
+    held = store.values.numel() + sum(t.numel() * t.element_size() for t in tensors)
+    result.update(peak=status("VmHWM") - before, held=held / 2**20)
     leave()
 
 
-{"adapt": adapt, "train": train, "evaluate": over_images, "predict": over_images, "digits": digits}[WHAT]()
+{
+    "adapt": adapt,
+    "train": train,
+    "evaluate": over_images,
+    "predict": over_images,
+    "digits": digits,
+}[WHAT]()

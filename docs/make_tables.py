@@ -55,8 +55,16 @@ def open_set_table() -> str:
     rows = load("office31-open.json")["rows"]
     lines = []
     for method in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == method]
-        lines.append([method, *(over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in OPEN_FIGURES)])
+        members = [r for r in rows if r["method"] == method]
+        lines.append(
+            [
+                method,
+                *(
+                    over_seeds(by_seed(members, lambda r, f=figure: r[f]))
+                    for figure in OPEN_FIGURES
+                ),
+            ]
+        )
     return markdown(["method", *OPEN_FIGURES.values()], lines)
 
 
@@ -67,13 +75,15 @@ def open_set_scores_table() -> str:
     for score in rows[0]["detection"]:
         line = [score]
         for method in methods:
-            own = [r for r in rows if r["method"] == method]
-            area = over_seeds(by_seed(own, lambda r, s=score: r["detection"][s]["auroc"]))
-            os = over_seeds(by_seed(own, lambda r, s=score: r["by_score"][s]["os"]))
-            hos = over_seeds(by_seed(own, lambda r, s=score: r["by_score"][s]["hos"]))
+            members = [r for r in rows if r["method"] == method]
+            area = over_seeds(by_seed(members, lambda r, s=score: r["detection"][s]["auroc"]))
+            os = over_seeds(by_seed(members, lambda r, s=score: r["by_score"][s]["os"]))
+            hos = over_seeds(by_seed(members, lambda r, s=score: r["by_score"][s]["hos"]))
             line += [area, os, hos]
         lines.append(line)
-    return markdown(["score", *(f"{m} {f}" for m in methods for f in ("AUROC", "OS", "HOS"))], lines)
+    return markdown(
+        ["score", *(f"{m} {f}" for m in methods for f in ("AUROC", "OS", "HOS"))], lines
+    )
 
 
 def digits_table() -> str:
@@ -82,16 +92,26 @@ def digits_table() -> str:
     lines = []
     for method in metrics[pairs[0]]:
         cells = [metrics[pair][method] for pair in pairs]
-        lines.append([method, *(text for c in cells for text in (f"{c['accuracy']:.1f}", f"{c['ece']:.1f}"))])
+        lines.append(
+            [
+                method,
+                *(text for c in cells for text in (f"{c['accuracy']:.1f}", f"{c['ece']:.1f}")),
+            ]
+        )
     return markdown(
-        ["method", *(f"{pair.replace('-', '→')} {f}" for pair in pairs for f in ("accuracy", "ECE"))], lines
+        [
+            "method",
+            *(f"{pair.replace('-', '→')} {f}" for pair in pairs for f in ("accuracy", "ECE")),
+        ],
+        lines,
     )
 
 
 def mnist_usps_table() -> str:
     """Means over seeds; the last columns with the source's images moved and turned, the seeds that every method has."""
     saved = load("digits-mnist-usps.json")
-    rows, published = saved["rows"], saved["published"]
+    rows = saved["rows"]
+    published = saved["published"]
     moved = [r for r in rows if r["source_views"] == "shift-turn"]
     methods = list(dict.fromkeys(r["method"] for r in rows))
     seeds = set.intersection(*({r["seed"] for r in moved if r["method"] == m} for m in methods))
@@ -99,12 +119,21 @@ def mnist_usps_table() -> str:
     for method in methods:
         line = [method]
         for task in ("M→U", "U→M"):
-            own = [r for r in rows if (r["method"], r["task"], r["source_views"]) == (method, task, "none")]
-            line += [over_seeds(by_seed(own, lambda r: r["accuracy"])), str(published.get(method, {}).get(task, "–"))]
-        own = [r for r in moved if r["method"] == method and r["seed"] in seeds]
-        lines.append([*line, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+            members = [
+                r
+                for r in rows
+                if (r["method"], r["task"], r["source_views"]) == (method, task, "none")
+            ]
+            line += [
+                over_seeds(by_seed(members, lambda r: r["accuracy"])),
+                str(published.get(method, {}).get(task, "–")),
+            ]
+        members = [r for r in moved if r["method"] == method and r["seed"] in seeds]
+        lines.append([*line, over_seeds(by_seed(members, lambda r: r["accuracy"]))])
     header = [f"{task}{what}" for task in ("M→U", "U→M") for what in ("", ", published")]
-    return markdown(["method", *header, f"U→M, source moved and turned, {len(seeds)} seed"], lines)
+    return markdown(
+        ["method", *header, f"U→M, source moved and turned, {len(seeds)} seed"], lines
+    )
 
 
 def shift_table(name: str = "office31-shift.json") -> str:
@@ -112,29 +141,38 @@ def shift_table(name: str = "office31-shift.json") -> str:
     rows = load(name)["rows"]
     variants = list(dict.fromkeys(r["variant"] for r in rows))
     blocks = list(dict.fromkeys((r["domain"], r["shift"]) for r in rows))
-    found = {(r["domain"], r["shift"], r["variant"]): r for r in rows}
-    blocks = [b for b in blocks if all((*b, v) in found for v in variants)]
-    source = [found[(*b, variants[0])]["source_accuracy"] for b in blocks]
+    result = {(r["domain"], r["shift"], r["variant"]): r for r in rows}
+    blocks = [b for b in blocks if all((*b, v) in result for v in variants)]
+    source = [result[(*b, variants[0])]["source_accuracy"] for b in blocks]
     lines = [["source model", *(f"{s:.1f}" for s in source), f"{statistics.fmean(source):.1f}"]]
     for variant in variants:
-        each = [found[(*b, variant)]["accuracy"] for b in blocks]
+        each = [result[(*b, variant)]["accuracy"] for b in blocks]
         lines.append([variant, *(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"])
-    return markdown(["variant", *(f"{domain}, {shift}" for domain, shift in blocks), "mean"], lines)
+    return markdown(
+        ["variant", *(f"{domain}, {shift}" for domain, shift in blocks), "mean"], lines
+    )
 
 
 def shift_seeds_table() -> str:
     """Means over domains and shifts, by seed; the last column over the seeds that every variant has."""
     rows = load("digits-shift-seeds.json")["rows"]
     variants = list(dict.fromkeys(r["variant"] for r in rows))
-    found = {v: by_seed([r for r in rows if r["variant"] == v], lambda r: r["accuracy"]) for v in variants}
+    result = {
+        v: by_seed([r for r in rows if r["variant"] == v], lambda r: r["accuracy"])
+        for v in variants
+    }
     seeds = sorted({r["seed"] for r in rows})
-    common = [seed for seed in seeds if all(seed in found[v] for v in variants)]
+    common = [seed for seed in seeds if all(seed in result[v] for v in variants)]
     lines = []
     for variant in variants:
-        each = {seed: statistics.fmean(values) for seed, values in found[variant].items()}
+        each = {seed: statistics.fmean(values) for seed, values in result[variant].items()}
         cells = [f"{each[seed]:.1f}" if seed in each else "–" for seed in seeds]
-        lines.append([variant, *cells, f"{statistics.fmean(each[seed] for seed in common):.1f}"])
-    return markdown(["variant", *map(str, seeds), f"mean of {common[0]} to {common[-1]}"], lines)
+        lines.append(
+            [variant, *cells, f"{statistics.fmean(each[seed] for seed in common):.1f}"]
+        )
+    return markdown(
+        ["variant", *map(str, seeds), f"mean of {common[0]} to {common[-1]}"], lines
+    )
 
 
 def plain_table() -> str:
@@ -143,10 +181,20 @@ def plain_table() -> str:
     for task, commit in dict.fromkeys((r["task"], r["commit"]) for r in rows):
         line = [f"{task[0]}→{task[1]}", commit]
         for path in ("fast", "plain"):
-            each = [r["accuracy"] for r in rows if (r["task"], r["commit"], r["path"]) == (task, commit, path)]
-            line += [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"] if each else ["–", "–"]
+            each = [
+                r["accuracy"]
+                for r in rows
+                if (r["task"], r["commit"], r["path"]) == (task, commit, path)
+            ]
+            line += (
+                [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"]
+                if each
+                else ["–", "–"]
+            )
         lines.append(line)
-    return markdown(["task", "commit", "fast, by seed", "mean", "plain, by seed", "mean"], lines)
+    return markdown(
+        ["task", "commit", "fast, by seed", "mean", "plain, by seed", "mean"], lines
+    )
 
 
 def closed_set_table(rows: list[dict] | None = None, key: str = "method") -> str:
@@ -154,9 +202,12 @@ def closed_set_table(rows: list[dict] | None = None, key: str = "method") -> str
     tasks = list(dict.fromkeys(r["task"] for r in rows))
     lines = []
     for name in dict.fromkeys(r[key] for r in rows):
-        own = [r for r in rows if r[key] == name]
-        cells = [f"{statistics.fmean(r['accuracy'] for r in own if r['task'] == t):.1f}" for t in tasks]
-        lines.append([name, *cells, over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+        members = [r for r in rows if r[key] == name]
+        cells = [
+            f"{statistics.fmean(r['accuracy'] for r in members if r['task'] == t):.1f}"
+            for t in tasks
+        ]
+        lines.append([name, *cells, over_seeds(by_seed(members, lambda r: r["accuracy"]))])
     return markdown([key, *tasks, "average"], lines)
 
 
@@ -164,59 +215,49 @@ def fine_tuned_table() -> str:
     """Averages of the fine-tuned study."""
     rows = load("office31.json")["rows"]
     names = dict.fromkeys(r["method"] for r in rows)
-    means = [over_seeds(by_seed([r for r in rows if r["method"] == name], lambda r: r["accuracy"])) for name in names]
+    means = [
+        over_seeds(by_seed([r for r in rows if r["method"] == name], lambda r: r["accuracy"]))
+        for name in names
+    ]
     return markdown(["fine-tuned", *names], [["average", *means]])
 
 
-def variants_table(run: str = "") -> str:
+def variant_rows() -> list[dict]:
+    """The fine-tuned study, and other settings from the same source models."""
+    rows = [{**row, "variant": row["method"]} for row in load("office31.json")["rows"]]
+    return [*rows, *load("office31-variants.json")["rows"]]
+
+
+def variants_table() -> str:
     """Other settings beside the methods that they are of, from the same source models."""
-    compared = ("shot-im", "u-sfan", "shot", "u-sfan+")
-    rows = [{**r, "variant": r["method"]} for r in load(f"office31{run}.json")["rows"] if r["method"] in compared]
-    rows.sort(key=lambda r: compared.index(r["method"]))
-    return closed_set_table([*rows, *load(f"office31-variants{run}.json")["rows"]], "variant")
+    study = load("office31.json")["rows"]
+    rows = []
+    for method in ("shot-im", "u-sfan", "shot", "u-sfan+"):
+        rows += [{**row, "variant": method} for row in study if row["method"] == method]
+    return closed_set_table([*rows, *load("office31-variants.json")["rows"]], "variant")
 
 
-def closed_set_runs() -> dict[str, list[dict]]:
-    """The rows of all runs of the study; `case` is the method and its settings, by the names that they have today."""
-    files = {
-        "first": ["office31-earlier.json"],
-        "second": ["office31-second.json"],
-        "third": ["office31-third.json", "office31-variants-third.json"],
-        "fourth": ["office31.json", "office31-variants.json"],
-    }
-    runs = {run: [row for name in names for row in load(name)["rows"]] for run, names in files.items()}
-    for run, rows in runs.items():
-        for row in rows:
-            row["case"] = row.get("variant", row["method"])
-            if run != "fourth":  # annealing was a setting then
-                now = {"u-sfan": "u-sfan not annealed", "u-sfan annealed": "u-sfan"}
-                row["case"] = now.get(row["case"], row["case"])
-    return runs
-
-
-def case_means(rows: list[dict], case: str) -> dict[int, float]:
-    """Averages over the six tasks, by seed."""
-    found = by_seed([r for r in rows if r["case"] == case], lambda r: r["accuracy"])
-    return {seed: statistics.fmean(found[seed]) for seed in sorted(found)}
-
-
-def seeds_table() -> str:
-    """How far a case is above the method that it is compared with, by run and seed."""
-    runs = closed_set_runs()
+def agreement_office31_table() -> str:
+    """Agreement by case and task beside the mean accuracy, and the rank correlation of both over the cases."""
+    accuracy = variant_rows()
+    rows = load("agreement-office31.json")["rows"]
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
     lines = []
-    for case in dict.fromkeys(r["case"] for run in reversed(runs.values()) for r in run):
-        if not case.startswith("u-sfan"):
-            continue
-        other = "shot" if case.startswith("u-sfan+") else "shot-im"
-        apart = {
-            (run, seed): mean - case_means(rows, other)[seed]
-            for run, rows in runs.items()
-            for seed, mean in case_means(rows, case).items()
-        }
-        of = [" ".join(f"{round(a, 1) + 0.0:+.1f}" for (r, _), a in apart.items() if r == run) or "–" for run in runs]
-        lines.append([case, other, *of, f"{round(statistics.fmean(apart.values()), 1) + 0.0:+.1f}", str(len(apart))])
-    lines.sort(key=lambda line: line[1], reverse=True)
-    return markdown(["case", "above", *(f"{run} run" for run in runs), "mean", "runs of a seed"], lines)
+    means = []
+    for case in dict.fromkeys(r["case"] for r in rows):
+        agreed = {r["task"]: r["agreement"] for r in rows if r["case"] == case}
+        seeds = by_seed([r for r in accuracy if r["variant"] == case], lambda r: r["accuracy"])
+        right = statistics.fmean(statistics.fmean(values) for values in seeds.values())
+        mean = statistics.fmean(agreed.values())
+        if case != "source-only":
+            means.append((mean, right))
+        cells = [*(agreed[task] for task in tasks), mean, right]
+        lines.append([case, *(f"{cell:.1f}" for cell in cells)])
+    both = statistics.correlation(*(ranks(list(column)) for column in zip(*means, strict=True)))
+    lines.append(
+        ["rank correlation, source-only left out", *[""] * len(tasks), f"{both:+.2f}", ""]
+    )
+    return markdown(["case", *tasks, "average", "accuracy (not used)"], lines)
 
 
 def peers_table() -> str:
@@ -229,29 +270,26 @@ def peers_table() -> str:
         for method in dict.fromkeys(r["method"] for r in rows)
         if method in METHODS and not method.endswith("entropy")
     }
-    order = sorted(means, key=lambda method: statistics.fmean(v for each in means[method].values() for v in each))
-    lines = [[m, over_seeds(means[m]), METHODS[m].published.split("/")[0] or "–"] for m in order]
+    order = sorted(
+        means,
+        key=lambda method: statistics.fmean(v for each in means[method].values() for v in each),
+    )
+    lines = [
+        [m, over_seeds(means[m]), METHODS[m].published.split("/")[0] or "–"] for m in order
+    ]
     return markdown(["method", "here", "published"], lines)
 
 
 def own_domains_table() -> str:
     """For the README: `usfan study` on Office-31 under other names."""
-    from usfan.reproduce.results import Table
+    from usfan.study.results import Table
 
-    return Table.build(load("own-domains.json")["rows"], title="").to_markdown().strip().split("\n\n", 1)[1]
-
-
-def repeats_table() -> str:
-    """Averages over the six tasks, by run and seed."""
-    runs = closed_set_runs()
-    columns = {run: sorted({r["seed"] for r in rows}) for run, rows in runs.items()}
-    lines = []
-    for case in ("source-only", "shot-im", "shot-im-entropy", "u-sfan not annealed", "u-sfan", "shot", "u-sfan+"):
-        found = {run: case_means(rows, case) for run, rows in runs.items()}
-        cells = [f"{found[run][s]:.1f}" if s in found[run] else "–" for run, seeds in columns.items() for s in seeds]
-        mean = statistics.fmean(m for means in found.values() for m in means.values())
-        lines.append([case, *cells, f"{mean:.1f}"])
-    return markdown(["case", *(f"{run}, {seed}" for run, seeds in columns.items() for seed in seeds), "mean"], lines)
+    return (
+        Table.build(load("own-domains.json")["rows"], title="")
+        .to_markdown()
+        .strip()
+        .split("\n\n", 1)[1]
+    )
 
 
 def correctness_table() -> str:
@@ -260,13 +298,21 @@ def correctness_table() -> str:
     lines = []
     for method in ("source model", *dict.fromkeys(r["method"] for r in rows)):
         when = "before" if method == "source model" else "after"
-        own = [r for r in rows if r["method"] == ("shot-im" if when == "before" else method)]
+        members = [
+            r for r in rows if r["method"] == ("shot-im" if when == "before" else method)
+        ]
         cells = []
-        for some in ([r for r in own if r["task"] == "A→W"], own):
+        for some in ([r for r in members if r["task"] == "A→W"], members):
             for kind in ("point", "posterior"):
-                cells.append(over_seeds(by_seed(some, lambda r, k=f"{kind}_{when}": r["auroc_correct"][k])))
+                cells.append(
+                    over_seeds(
+                        by_seed(some, lambda r, k=f"{kind}_{when}": r["auroc_correct"][k])
+                    )
+                )
         lines.append([method, *cells])
-    header = [f"{what} {kind}" for what in ("A→W", "six tasks:") for kind in ("point", "posterior")]
+    header = [
+        f"{what} {kind}" for what in ("A→W", "six tasks:") for kind in ("point", "posterior")
+    ]
     return markdown(["model", *header], lines)
 
 
@@ -274,96 +320,92 @@ def separation_table() -> str:
     """On the tasks that every case has."""
     rows = load("office31-separation.json")["rows"]
     cases = dict.fromkeys((r["method"], r["separation"]) for r in rows)
-    tasks = {case: {r["task"] for r in rows if (r["method"], r["separation"]) == case} for case in cases}
+    tasks = {
+        case: {r["task"] for r in rows if (r["method"], r["separation"]) == case}
+        for case in cases
+    }
     common = set.intersection(*tasks.values())
     lines = []
     for method, separation in cases:
-        own = [r for r in rows if (r["method"], r["separation"]) == (method, separation) and r["task"] in common]
-        figures = [f"{statistics.fmean(r[figure] for r in own):.1f}" for figure in OPEN_FIGURES]
+        members = [
+            r
+            for r in rows
+            if (r["method"], r["separation"]) == (method, separation) and r["task"] in common
+        ]
+        figures = [
+            f"{statistics.fmean(r[figure] for r in members):.1f}" for figure in OPEN_FIGURES
+        ]
         lines.append([method, f"{separation:g}", *figures])
     return markdown(["method", "separation", *OPEN_FIGURES.values()], lines)
 
 
 def closed_set_calibration_table() -> str:
     rows = load("office31.json")["rows"]
-    figures = {"ece": "ECE", "posterior_ece": "posterior ECE", "nll": "NLL", "posterior_nll": "posterior NLL"}
+    figures = {
+        "ece": "ECE",
+        "posterior_ece": "posterior ECE",
+        "nll": "NLL",
+        "posterior_nll": "posterior NLL",
+    }
     lines = []
     for method in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == method]
-        cells = [statistics.fmean(r[name] for r in own) for name in figures]
-        lines.append([method, *(f"{c:.2f}" if "nll" in n else f"{c:.1f}" for c, n in zip(cells, figures, strict=True))])
+        members = [r for r in rows if r["method"] == method]
+        cells = [statistics.fmean(r[name] for r in members) for name in figures]
+        lines.append(
+            [
+                method,
+                *(
+                    f"{c:.2f}" if "nll" in n else f"{c:.1f}"
+                    for c, n in zip(cells, figures, strict=True)
+                ),
+            ]
+        )
     return markdown(["method", *figures.values()], lines)
 
 
-def search_table(name: str = "office31-search.json") -> str:
-    rows = load(name)["rows"]
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    more = ["weights averaged"] if "averaged" in rows[0] else []
-    lines = []
-    for variant in dict.fromkeys(r["variant"] for r in rows):
-        own = {r["task"]: r for r in rows if r["variant"] == variant}
-        cells = [own[t]["accuracy"] for t in tasks]
-        line = [variant, *(f"{c:.1f}" for c in cells), f"{statistics.fmean(cells):.1f}"]
-        line += [f"{statistics.fmean(own[t]['averaged'] for t in tasks):.1f}" for _ in more]
-        score = statistics.fmean(own[t]["path"]["information_maximization"][-1] for t in tasks)
-        lines.append([*line, f"{score:.2f}"])
-    return markdown(["variant", *(f"{t[0]}→{t[1]}" for t in tasks), "average", *more, "information"], lines)
-
-
-def search_rule_table() -> str:
-    rows = load("office31-search.json")["rule"]
-    lines = []
-    for variant in dict.fromkeys(r["variant"] for r in rows):
-        for method in ("u-sfan", "u-sfan+"):
-            own = [r for r in rows if (r["variant"], r["method"]) == (variant, method)]
-            score = statistics.fmean(r["information_maximization"] for r in own)
-            accuracy = statistics.fmean(r["accuracy"] for r in own)
-            lines.append([f"{method} {variant}", f"{score:.3f}", f"{accuracy:.1f}"])
-    return markdown(["variant", "information", "accuracy (not used)"], lines)
-
-
-def guard_paths() -> list[dict]:
-    """The adapting runs on Office-31 of the first two closed-set studies and the first search."""
-    names = ("office31-second.json", "office31-earlier.json")
-    rows = [r for name in names for r in load(name)["rows"] if r["method"] != "source-only"]
-    return [r["path"] for r in [*rows, *load("office31-search.json")["rows"]]]
-
-
 def ranks(values: list[float]) -> list[float]:
-    return [sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values]
-
-
-def validator_table() -> str:
-    """Spearman's correlation of each validator with accuracy over the epochs of a run, mean over runs."""
-    paths = guard_paths()
-    lines = []
-    names = [n for n in paths[0] if all(n in path for path in paths)]
-    for name in names:
-        if name == "accuracy":
-            continue
-        each = []
-        for path in paths:
-            a, b = ranks(path[name][1:]), ranks(path["accuracy"][1:])
-            each.append(statistics.correlation(a, b) if len(set(a)) > 1 and len(set(b)) > 1 else 0.0)
-        lines.append(
-            [name.replace("_", " "), f"{statistics.fmean(each):+.2f}", f"{min(each):+.2f}", f"{max(each):+.2f}"]
-        )
-    return markdown(["validator", "mean", "least", "most"], lines)
+    return [
+        sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values
+    ]
 
 
 def guard_table() -> str:
     """What the guard kept, on the shifts that its rule was chosen on and on those set aside."""
     lines = []
     for part, title in (("choose", "chosen on"), ("judge", "set aside")):
-        found = load(f"guard-{part}.json")
-        for kind, own in {"all": found["all"], **found["kinds"]}.items():
-            old = own["old"]
-            figures = [own["loss"], old["loss"], own["loss_always_adapting"], own["loss_never_adapting"]]
-            counts = [f"{own[name]}/{old[name]}" for name in ("below_by_3", "thrown_away_5")]
-            worst = f"{own['worst']:+.1f}/{old['worst']:+.1f}"
-            most = f"{own['most_thrown_away']:.1f}/{old['most_thrown_away']:.1f}"
-            lines.append([f"{title}: {kind}", str(own["runs"]), *(f"{v:.2f}" for v in figures), *counts, worst, most])
-    header = ["shift", "runs", "loss", "old guard", "always adapting", "never adapting", "3 below source"]
+        result = load(f"guard-{part}.json")
+        for kind, members in {"all": result["all"], **result["kinds"]}.items():
+            old = members["old"]
+            figures = [
+                members["loss"],
+                old["loss"],
+                members["loss_always_adapting"],
+                members["loss_never_adapting"],
+            ]
+            counts = [
+                f"{members[name]}/{old[name]}" for name in ("below_by_3", "thrown_away_5")
+            ]
+            worst = f"{members['worst']:+.1f}/{old['worst']:+.1f}"
+            most = f"{members['most_thrown_away']:.1f}/{old['most_thrown_away']:.1f}"
+            lines.append(
+                [
+                    f"{title}: {kind}",
+                    str(members["runs"]),
+                    *(f"{v:.2f}" for v in figures),
+                    *counts,
+                    worst,
+                    most,
+                ]
+            )
+    header = [
+        "shift",
+        "runs",
+        "loss",
+        "old guard",
+        "always adapting",
+        "never adapting",
+        "3 below source",
+    ]
     return markdown([*header, "gains of 5 lost", "worst", "most lost"], lines)
 
 
@@ -371,10 +413,18 @@ def estimate_table() -> str:
     """Estimated accuracy against the truth."""
     lines = []
     for part, title in (("choose", "chosen on"), ("judge", "set aside")):
-        for name, own in load(f"guard-{part}.json")["estimated_accuracy"].items():
+        for name, members in load(f"guard-{part}.json")["estimated_accuracy"].items():
             when, kind = name.split("_")
-            error, covered = own["mean_absolute_error"], 100 * own["covered"]
-            lines.append([f"{title}: {when}, {kind} settings", str(own["runs"]), f"{error:.1f}", f"{covered:.0f} %"])
+            error = members["mean_absolute_error"]
+            covered = 100 * members["covered"]
+            lines.append(
+                [
+                    f"{title}: {when}, {kind} settings",
+                    str(members["runs"]),
+                    f"{error:.1f}",
+                    f"{covered:.0f} %",
+                ]
+            )
     return markdown(["runs", "number", "mean absolute error", "inside the interval"], lines)
 
 
@@ -390,77 +440,58 @@ def agreement_table(name: str = "agreement-digits.json") -> str:
     rows = load(name)["rows"]
     tasks, cases = (list(dict.fromkeys(r[key] for r in rows)) for key in ("task", "case"))
     figures = {
-        (task, case, name): statistics.fmean(r[name] for r in rows if (r["task"], r["case"]) == (task, case))
+        (task, case, name): statistics.fmean(
+            r[name] for r in rows if (r["task"], r["case"]) == (task, case)
+        )
         for task in tasks
         for case in cases
         for name in ("agreement", "accuracy")
     }
-    lines = [[c, *(f"{figures[t, c, f]:.1f}" for t in tasks for f in ("agreement", "accuracy"))] for c in cases]
+    lines = [
+        [c, *(f"{figures[t, c, f]:.1f}" for t in tasks for f in ("agreement", "accuracy"))]
+        for c in cases
+    ]
     line = ["rank correlation"]
     for task in tasks:
-        each = [ranks([figures[task, case, name] for case in cases]) for name in ("agreement", "accuracy")]
+        each = [
+            ranks([figures[task, case, name] for case in cases])
+            for name in ("agreement", "accuracy")
+        ]
         line += [f"{statistics.correlation(*each):+.2f}", ""]
     header = [f"{t}: {f}" for t in tasks for f in ("agreement", "accuracy (not used)")]
     return markdown(["case", *header], [*lines, line])
-
-
-def agreement_cases() -> dict[str, tuple[dict[str, float], float]]:
-    """On Office-31, by case: agreement by task, and the mean accuracy."""
-    rows = load("agreement-office31.json")["rows"]
-    accuracy = {case: case_means(closed_set_runs()["fourth"], case) for case in dict.fromkeys(r["case"] for r in rows)}
-    return {
-        case: ({r["task"]: r["agreement"] for r in rows if r["case"] == case}, statistics.fmean(means.values()))
-        for case, means in accuracy.items()
-    }
-
-
-def agreement_office31_table() -> str:
-    found = agreement_cases()
-    tasks = list(next(iter(found.values()))[0])
-    lines = [
-        [case, *(f"{each[t]:.1f}" for t in tasks), f"{statistics.fmean(each.values()):.1f}", f"{right:.1f}"]
-        for case, (each, right) in found.items()
-    ]
-    pairs = [(statistics.fmean(each.values()), right) for case, (each, right) in found.items() if case != "source-only"]
-    both = statistics.correlation(*(ranks(list(column)) for column in zip(*pairs, strict=True)))
-    lines.append(["rank correlation, source-only left out", *[""] * len(tasks), f"{both:+.2f}", ""])
-    return markdown(["case", *tasks, "average", "accuracy (not used)"], lines)
 
 
 def times_table() -> str:
     rows = [
         r
         for r in load("times.json")["rows"]
-        if r["what"].startswith(("six tasks, 40 source epochs", "six tasks, frozen", "closed-set"))
+        if r["what"].startswith(
+            ("six tasks, 40 source epochs", "six tasks, frozen", "closed-set")
+        )
     ]
     return markdown(["what", "seconds"], [[r["what"], f"{r['seconds']:.1f}"] for r in rows])
 
 
-def labels_table() -> str:
-    rows = load("office31-labels.json")["rows"]
-    kinds = ("head", "centroid", "gaussian")
-    return markdown(["labels", *(r["task"] for r in rows)], [[k, *(f"{r[k]:.1f}" for r in rows)] for k in kinds])
-
-
-def digits_memory_table() -> str:
-    rows = load("digits-memory.json")["rows"]
-    lines = []
-    for method, setting in dict.fromkeys((r["method"], r["setting"]) for r in rows):
-        own = [r["path"] for r in rows if (r["method"], r["setting"]) == (method, setting)]
-        cells = [f"{p[name][-1]:.2f}" for p in own for name in ("information_maximization", "accuracy")]
-        lines.append([f"{method}, memory" if setting == "memory" else method, *cells])
-    tasks = dict.fromkeys(r["task"] for r in rows)
-    return markdown(["method", *(f"{t} {f}" for t in tasks for f in ("information", "accuracy (not used)"))], lines)
-
-
 def digits_open_table() -> str:
     rows = load("digits-open.json")["rows"]
-    figures = {"hos": "HOS", "os": "OS", "os_star": "OS*", "unknown_accuracy": "UNK", "auroc_unknown": "AUROC"}
+    figures = {
+        "hos": "HOS",
+        "os": "OS",
+        "os_star": "OS*",
+        "unknown_accuracy": "UNK",
+        "auroc_unknown": "AUROC",
+    }
     lines = []
     for method, separation in dict.fromkeys((r["method"], r["separation"]) for r in rows):
-        own = [r for r in rows if (r["method"], r["separation"]) == (method, separation)]
-        cells = [over_seeds(by_seed(own, lambda r, f=figure: r[f])) for figure in figures]
-        lines.append([f"{method}, separation {separation:g}" if method != "source-only" else method, *cells])
+        members = [r for r in rows if (r["method"], r["separation"]) == (method, separation)]
+        cells = [over_seeds(by_seed(members, lambda r, f=figure: r[f])) for figure in figures]
+        lines.append(
+            [
+                f"{method}, separation {separation:g}" if method != "source-only" else method,
+                *cells,
+            ]
+        )
     return markdown(["method", *figures.values()], lines)
 
 
@@ -494,9 +525,17 @@ def suite_table(name: str) -> str:
     digits = {"images/s": 0, "MiB": 0, "bytes": 0}
     lines = []
     for row in rows:
-        ratio = f"{row['ratio']:.1f} ×" if row["ratio"] is not None and row["wanted"] is None else row["note"]
+        ratio = (
+            f"{row['ratio']:.1f} ×"
+            if row["ratio"] is not None and row["wanted"] is None
+            else row["note"]
+        )
         lines.append(
-            [f"{row['group']}: {row['case']}", f"{row['value']:,.{digits.get(row['unit'], 1)}f} {row['unit']}", ratio]
+            [
+                f"{row['group']}: {row['case']}",
+                f"{row['value']:,.{digits.get(row['unit'], 1)}f} {row['unit']}",
+                ratio,
+            ]
         )
     return markdown(["case", "value", "note"], lines)
 
@@ -517,11 +556,24 @@ def guard_summary_table() -> str:
     """The guard over all runs of each half."""
     lines = []
     for part, title in (("choose", "chosen on"), ("judge", "set aside")):
-        own = load(f"guard-{part}.json")["all"]
-        losses = [own["loss"], own["old"]["loss"], own["loss_always_adapting"], own["loss_never_adapting"]]
-        counts = [str(own["below_by_3"]), str(own["thrown_away_5"])]
-        lines.append([title, str(own["runs"]), *(f"{v:.2f}" for v in losses), *counts])
-    header = ["shifts", "runs", "loss", "old guard", "always adapting", "never adapting", "kept 3 below source"]
+        members = load(f"guard-{part}.json")["all"]
+        losses = [
+            members["loss"],
+            members["old"]["loss"],
+            members["loss_always_adapting"],
+            members["loss_never_adapting"],
+        ]
+        counts = [str(members["below_by_3"]), str(members["thrown_away_5"])]
+        lines.append([title, str(members["runs"]), *(f"{v:.2f}" for v in losses), *counts])
+    header = [
+        "shifts",
+        "runs",
+        "loss",
+        "old guard",
+        "always adapting",
+        "never adapting",
+        "kept 3 below source",
+    ]
     return markdown([*header, "gains of 5 lost"], lines)
 
 
@@ -530,28 +582,48 @@ def uncertainty_table() -> str:
     rows = load("office31.json")["rows"]
     lines = []
     for method in dict.fromkeys(r["method"] for r in rows):
-        own = [r for r in rows if r["method"] == method]
+        members = [r for r in rows if r["method"] == method]
         if method == "source-only":
-            found = [r for r in rows if r["method"] == "shot-im"]
-            areas = [statistics.fmean(r["auroc_correct"][f"{k}_before"] for r in found) for k in ("point", "posterior")]
+            result = [r for r in rows if r["method"] == "shot-im"]
+            areas = [
+                statistics.fmean(r["auroc_correct"][f"{k}_before"] for r in result)
+                for k in ("point", "posterior")
+            ]
         else:
-            areas = [statistics.fmean(r["auroc_correct"][f"{k}_after"] for r in own) for k in ("point", "posterior")]
-        errors = [statistics.fmean(r[name] for r in own) for name in ("ece", "posterior_ece")]
+            areas = [
+                statistics.fmean(r["auroc_correct"][f"{k}_after"] for r in members)
+                for k in ("point", "posterior")
+            ]
+        errors = [
+            statistics.fmean(r[name] for r in members) for name in ("ece", "posterior_ece")
+        ]
         lines.append([method, *(f"{v:.1f}" for v in (*areas, *errors))])
-    return markdown(["method", "AUROC, point", "AUROC, posterior", "ECE, point", "ECE, posterior"], lines)
+    return markdown(
+        ["method", "AUROC, point", "AUROC, posterior", "ECE, point", "ECE, posterior"], lines
+    )
 
 
 def label_first_table() -> str:
     """Tasks in columns, means over the seeds; the last row is the gain of the choice."""
-    rows = [row for name in ("office31", "digits") for row in load(f"label-first-{name}.json")["rows"]]
+    rows = [
+        row
+        for name in ("office31", "digits")
+        for row in load(f"label-first-{name}.json")["rows"]
+    ]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    names = {"source": "source model", "adapted": "adapted, no labels", "random": "random labels"}
+    names = {
+        "source": "source model",
+        "adapted": "adapted, no labels",
+        "random": "random labels",
+    }
     names["label_first"] = "labels by `label_first`"
 
     def mean(task: str, name: str) -> float:
         return statistics.fmean(row[name] for row in rows if row["task"] == task)
 
-    lines = [[title, *(f"{mean(task, name):.1f}" for task in tasks)] for name, title in names.items()]
+    lines = [
+        [title, *(f"{mean(task, name):.1f}" for task in tasks)] for name, title in names.items()
+    ]
     gains = [f"{mean(task, 'label_first') - mean(task, 'random'):+.1f}" for task in tasks]
     return markdown(["", *tasks], [*lines, ["`label_first` over random", *gains]])
 
@@ -571,8 +643,11 @@ def class_sets_table() -> str:
     flags = list(dict.fromkeys(r["flag"] for r in rows))
     lines = []
     for situation, title in SITUATIONS.items():
-        own = [[r["score"] for r in rows if (r["situation"], r["flag"]) == (situation, f)] for f in flags]
-        lines.append([title, *(f"{statistics.fmean(values):.1f}" for values in own)])
+        members = [
+            [r["score"] for r in rows if (r["situation"], r["flag"]) == (situation, f)]
+            for f in flags
+        ]
+        lines.append([title, *(f"{statistics.fmean(values):.1f}" for values in members)])
     return markdown(["classes of the target", *flags], lines)
 
 
@@ -584,11 +659,24 @@ def class_sets_found_table() -> str:
     rows = [r for r in load("class-sets.json")["rows"] if r["flag"] == "auto"]
     lines = []
     for situation, title in SITUATIONS.items():
-        own = [r for r in rows if r["situation"] == situation]
-        counts = {s: sum(r["setting"] == s for r in own) for s in ("closed", "partial", "open", "universal")}
+        members = [r for r in rows if r["situation"] == situation]
+        counts = {
+            s: sum(r["setting"] == s for r in members)
+            for s in ("closed", "partial", "open", "universal")
+        }
         shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        mean = {f"{n}_{w}": statistics.fmean(r[f"{n}_{w}"] for r in own) for n in FOUND for w in ("before", "after")}
-        lines.append([title, shown, *(f"{mean[f'{n}_before']:.2f} / {mean[f'{n}_after']:.2f}" for n in FOUND)])
+        mean = {
+            f"{n}_{w}": statistics.fmean(r[f"{n}_{w}"] for r in members)
+            for n in FOUND
+            for w in ("before", "after")
+        }
+        lines.append(
+            [
+                title,
+                shown,
+                *(f"{mean[f'{n}_before']:.2f} / {mean[f'{n}_after']:.2f}" for n in FOUND),
+            ]
+        )
     return markdown(["classes of the target", "found", "precision", "recall", "TV"], lines)
 
 
@@ -596,7 +684,11 @@ def field_table(full: bool = False) -> str:
     """Every method, by task."""
     saved = load("field-methods.json")
     rows = saved["full"]["rows"] if full else saved["rows"]
-    methods = [m for m in dict.fromkeys(r["method"] for r in rows) if not m.startswith("u-sfan++ ") or "Lite2" in m]
+    methods = [
+        m
+        for m in dict.fromkeys(r["method"] for r in rows)
+        if not m.startswith("u-sfan++ ") or "Lite2" in m
+    ]
     tasks = {r["task"] for r in rows}
     return task_table(rows, methods, sorted(tasks))
 
@@ -610,32 +702,57 @@ def ablation_table() -> str:
 def task_table(rows: list[dict], methods: list[str], tasks: list[str]) -> str:
     lines = []
     for method in methods:
-        own = [r for r in rows if r["method"] == method]
-        seeds = collections.Counter(r["seed"] for r in own)
-        own = [r for r in own if seeds[r["seed"]] == len(tasks)]  # seeds with every task
-        cells = [statistics.fmean(r["accuracy"] for r in own if r["task"] == task) for task in tasks]
-        lines.append([method, *(f"{c:.1f}" for c in cells), over_seeds(by_seed(own, lambda r: r["accuracy"]))])
+        members = [r for r in rows if r["method"] == method]
+        seeds = collections.Counter(r["seed"] for r in members)
+        members = [
+            r for r in members if seeds[r["seed"]] == len(tasks)
+        ]  # seeds with every task
+        cells = [
+            statistics.fmean(r["accuracy"] for r in members if r["task"] == task)
+            for task in tasks
+        ]
+        lines.append(
+            [
+                method,
+                *(f"{c:.1f}" for c in cells),
+                over_seeds(by_seed(members, lambda r: r["accuracy"])),
+            ]
+        )
     short = ["→".join(part[0].upper() for part in task.split("-")) for task in tasks]
     return markdown(["method", *short, "average"], lines)
 
 
 def growth_table() -> str:
     rows = load("growth.json")["rows"]
-    names = {"neighbours": "neighbours", "clustering": "clustering", "per_epoch": "epoch", "adaptation": "adaptation"}
+    names = {
+        "neighbours": "neighbours",
+        "clustering": "clustering",
+        "per_epoch": "epoch",
+        "adaptation": "adaptation",
+    }
     lines = []
     for r in rows:
         place = "H200" if r["device"] == "cuda" else f"CPU, {r['threads']} threads"
-        lines.append([f"{r['images']:,}", place, *(f"{r[n]:.2f}" for n in names), f"{r['peak_gib']:.1f}"])
-    return markdown(["images", "device", *(f"{n}, s" for n in names.values()), "peak, GiB"], lines)
+        lines.append(
+            [f"{r['images']:,}", place, *(f"{r[n]:.2f}" for n in names), f"{r['peak_gib']:.1f}"]
+        )
+    return markdown(
+        ["images", "device", *(f"{n}, s" for n in names.values()), "peak, GiB"], lines
+    )
 
 
 def ladder_table() -> str:
     """What each rung reaches; the one that auto chooses is bold."""
     lines = []
     for row in load("ladder.json")["rows"]:
-        rungs = [f"**{row[r]:.1f}**" if r == row["auto"] else f"{row[r]:.1f}" for r in ("new", "norm", "all")]
+        rungs = [
+            f"**{row[r]:.1f}**" if r == row["auto"] else f"{row[r]:.1f}"
+            for r in ("new", "norm", "all")
+        ]
         told = "set aside" if row["set_aside"] else "chosen on"
-        lines.append([f"{told}: {row['kind']}", row["task"], f"{row['source_only']:.1f}", *rungs])
+        lines.append(
+            [f"{told}: {row['kind']}", row["task"], f"{row['source_only']:.1f}", *rungs]
+        )
     return markdown(["shift", "task", "source-only", "new", "norm", "all"], lines)
 
 
@@ -653,34 +770,59 @@ HALVES = {"choose": "chosen on", "aside": "set aside"}
 
 def emoji_table() -> str:
     """Accuracy, or H-score if there are new classes, by true situation and flag."""
-    rows, lines = load("emoji.json")["rows"], []
+    rows = load("emoji.json")["rows"]
+    lines = []
     flags = ("source-only", "auto", "closed", "partial", "open", "universal")
     for part, half in HALVES.items():
         for situation, title in EMOJI.items():
-            own = [r for r in rows if (r["part"], r["situation"]) == (part, situation)]
-            scores = [statistics.fmean(r["score"] for r in own if r["run"] == flag) for flag in flags]
+            members = [r for r in rows if (r["part"], r["situation"]) == (part, situation)]
+            scores = [
+                statistics.fmean(r["score"] for r in members if r["run"] == flag)
+                for flag in flags
+            ]
             lines.append([f"{half}: {title}", *(f"{score:.1f}" for score in scores)])
     return markdown(["classes of the target", *flags], lines)
 
 
 def emoji_guard(part: str) -> dict[str, float]:
     """What the guard kept, and what it estimated. Without `closed`, which `auto` mostly chooses: one run, not two."""
-    rows = [r for r in load("emoji.json")["rows"] if r["part"] == part and "kept" in r and r["run"] != "closed"]
+    rows = [
+        r
+        for r in load("emoji.json")["rows"]
+        if r["part"] == part and "kept" in r and r["run"] != "closed"
+    ]
     best = [max(r["before"], r["after"]) for r in rows]
     loss = lambda name: statistics.fmean(b - r[name] for b, r in zip(best, rows, strict=True))  # noqa: E731
-    figures = {"runs": len(rows), "loss": loss("with_guard"), "always": loss("after"), "never": loss("before")}
+    figures = {
+        "runs": len(rows),
+        "loss": loss("with_guard"),
+        "always": loss("after"),
+        "never": loss("before"),
+    }
     figures["below"] = sum(r["with_guard"] < r["before"] - 3 for r in rows)
     figures["below_always"] = sum(r["after"] < r["before"] - 3 for r in rows)
     figures["lost"] = sum(r["after"] - r["with_guard"] > 5 for r in rows)
     for when in ("before", "after"):
         guesses = [(r["estimate"][when], r[when]) for r in rows]
-        figures[f"error_{when}"] = statistics.fmean(abs(g["value"] - true) for g, true in guesses)
-        figures[f"covered_{when}"] = statistics.fmean(g["low"] <= true <= g["high"] for g, true in guesses)
+        figures[f"error_{when}"] = statistics.fmean(
+            abs(g["value"] - true) for g, true in guesses
+        )
+        figures[f"covered_{when}"] = statistics.fmean(
+            g["low"] <= true <= g["high"] for g, true in guesses
+        )
     return figures
 
 
 def emoji_guard_table() -> str:
-    header = ["runs", "number", "loss", "always adapting", "never adapting", "3 below source", "gains of 5 lost"]
+    header = [
+        "runs",
+        "number",
+        "loss",
+        "always adapting",
+        "never adapting",
+        "3 below source",
+        "gains of 5 lost",
+    ]
     header += ["estimate off by, before / after", "inside the interval"]
     lines = []
     for part, half in HALVES.items():
@@ -688,22 +830,14 @@ def emoji_guard_table() -> str:
         cells = [f"{f['runs']}", *(f"{f[name]:.2f}" for name in ("loss", "always", "never"))]
         cells += [f"{f['below']} (always adapting: {f['below_always']})", f"{f['lost']}"]
         cells += [f"{f['error_before']:.1f} / {f['error_after']:.1f}"]
-        lines.append([half, *cells, f"{100 * f['covered_before']:.0f} % / {100 * f['covered_after']:.0f} %"])
+        lines.append(
+            [
+                half,
+                *cells,
+                f"{100 * f['covered_before']:.0f} % / {100 * f['covered_after']:.0f} %",
+            ]
+        )
     return markdown(header, lines)
-
-
-def again_table() -> str:
-    """The cells of the fine-tuned study that were computed again, and those of the study."""
-    then, now = (load(name)["rows"] for name in ("office31.json", "office31-fifth.json"))
-    done = {(r["method"], r["task"], r["seed"]) for r in now}
-    then = [r for r in then if (r["method"], r["task"], r["seed"]) in done]
-    tasks = sorted({r["task"] for r in now})
-    mean = lambda rows, *cell: statistics.fmean(r["accuracy"] for r in rows if (r["method"], r["task"]) == cell)  # noqa: E731
-    lines = [
-        [method, *(f"{mean(then, method, task):.1f} / {mean(now, method, task):.1f}" for task in tasks)]
-        for method in ("source-only", "shot-im", "shot", "u-sfan", "u-sfan+")
-    ]
-    return markdown(["method", *tasks], lines)
 
 
 def uncertainties_table(setting: str) -> str:
@@ -713,15 +847,23 @@ def uncertainties_table(setting: str) -> str:
     if setting == "open":
         columns = {"os_star": "OS*", "hos": "HOS", "ece": "ECE"} | {
             f"{when}auroc_{score}": f"AUROC, {name}{told}"
-            for score, name in (("posterior-entropy", "entropy"), ("mutual-information", "information"))
+            for score, name in (
+                ("posterior-entropy", "entropy"),
+                ("mutual-information", "information"),
+            )
             for when, told in (("", ""), ("before_", ", source model"))
         }
     lines = []
     for case in dict.fromkeys(r["case"] for r in rows):
-        own = [r for r in rows if r["case"] == case]
-        cells = [over_seeds(by_seed(own, lambda r, c=column: r[c])) for column in columns]
-        seconds = statistics.fmean(r["seconds"] for r in own), statistics.fmean(r["source_seconds"] for r in own)
-        lines.append([case, *cells, f"{seconds[0]:.1f}" + (f" + {seconds[1]:.1f}" if seconds[1] else "")])
+        members = [r for r in rows if r["case"] == case]
+        cells = [over_seeds(by_seed(members, lambda r, c=column: r[c])) for column in columns]
+        seconds = (
+            statistics.fmean(r["seconds"] for r in members),
+            statistics.fmean(r["source_seconds"] for r in members),
+        )
+        lines.append(
+            [case, *cells, f"{seconds[0]:.1f}" + (f" + {seconds[1]:.1f}" if seconds[1] else "")]
+        )
     return markdown(["certainty from", *columns.values(), "seconds"], lines)
 
 
@@ -738,23 +880,38 @@ MIXINGS = {
 
 def several_sources_table(data: str, method: str) -> str:
     """Accuracy of two sources mixed in each way, task by task."""
-    rows = [r for r in load(f"several-sources-{data}.json")["rows"] if r["method"] in (method, "decision")]
+    rows = [
+        r
+        for r in load(f"several-sources-{data}.json")["rows"]
+        if r["method"] in (method, "decision")
+    ]
     for row in rows:
         if "single" in row:
             row |= {"best": max(row["single"]), "worst": min(row["single"])}
-    tasks, lines = list(dict.fromkeys(r["task"] for r in rows)), []
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    lines = []
     for name, title in MIXINGS.items():
-        own = [r for r in rows if name in r]
-        if own:
-            groups = [[r for r in own if r["task"] == task] for task in tasks]
-            lines.append([title, *(over_seeds(by_seed(group, lambda r, n=name: r[n])) for group in (*groups, own))])
+        members = [r for r in rows if name in r]
+        if members:
+            groups = [[r for r in members if r["task"] == task] for task in tasks]
+            lines.append(
+                [
+                    title,
+                    *(
+                        over_seeds(by_seed(group, lambda r, n=name: r[n]))
+                        for group in (*groups, members)
+                    ),
+                ]
+            )
     return markdown(["", *tasks, "average"], lines)
 
 
 def suite_summary(name: str, *wanted: str) -> str:
     """The rows of a benchmark's suite whose case contains one of these words."""
     rows = suite_table(name).splitlines()
-    return "\n".join([*rows[:2], *(row for row in rows[2:] if any(word in row for word in wanted))])
+    return "\n".join(
+        [*rows[:2], *(row for row in rows[2:] if any(word in row for word in wanted))]
+    )
 
 
 TABLES = {
@@ -769,28 +926,25 @@ TABLES = {
     "times": times_table,
     "agreement-office31": agreement_office31_table,
     "agreement-usps": functools.partial(agreement_table, "agreement-usps.json"),
-    "office31-seeds": seeds_table,
-    "office31-repeats": repeats_table,
     "office31-correctness": correctness_table,
-    "office31-search-plus": functools.partial(search_table, "office31-search-plus.json"),
     "office31-separation": separation_table,
     "office31-calibration": closed_set_calibration_table,
-    "office31-search": search_table,
-    "office31-rule": search_rule_table,
-    "validators": validator_table,
     "throughput": throughput_table,
     "guard": guard_table,
     "ladder": ladder_table,
     "emoji": emoji_table,
     "emoji-guard": emoji_guard_table,
-    "office31-again": again_table,
     "estimate": estimate_table,
     "office31-frozen": frozen_table,
     "peers": peers_table,
     "own-domains": own_domains_table,
-    "startup-summary": functools.partial(suite_summary, "startup", "to the first", "first step itself"),
+    "startup-summary": functools.partial(
+        suite_summary, "startup", "to the first", "first step itself"
+    ),
     "memory-summary": functools.partial(suite_summary, "memory", "peak memory"),
-    "cpu-summary": functools.partial(suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "),
+    "cpu-summary": functools.partial(
+        suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "
+    ),
     "guard-summary": guard_summary_table,
     "uncertainty": uncertainty_table,
     "label-first": label_first_table,
@@ -800,16 +954,13 @@ TABLES = {
     "several-office31-u-sfan": functools.partial(several_sources_table, "office31", "u-sfan"),
     "several-digits": functools.partial(several_sources_table, "digits", "u-sfan"),
     "digits-open": digits_open_table,
-    "digits-memory": digits_memory_table,
     "agreement-digits": agreement_table,
-    "office31-labels": labels_table,
     "office31-open": open_set_table,
     "office31-open-scores": open_set_scores_table,
     "digits-mnist-usps": mnist_usps_table,
     "office31-shift": shift_table,
     "digits-shift-seeds": shift_seeds_table,
     "office31-plain": plain_table,
-    "office31-search-one": functools.partial(search_table, "office31-search-one.json"),
     "digits": digits_table,
     "toy": toy_table,
 }
@@ -826,17 +977,30 @@ def method_means(name: str, figure: str = "accuracy") -> dict[str, float]:
 
 def claims() -> dict[str, list[str]]:
     """Figures that pages state in their sentences, by page."""
-    frozen, tuned = method_means("field-methods.json"), method_means("office31.json")
+    frozen = method_means("field-methods.json")
+    tuned = method_means("office31.json")
     by_command = method_means("office31-frozen.json")
-    apart = max(abs(frozen[method] - mean) for method, mean in by_command.items() if method != "u-sfan++")
+    apart = max(
+        abs(frozen[method] - mean)
+        for method, mean in by_command.items()
+        if method != "u-sfan++"
+    )
     opened = {figure: method_means("office31-open.json", figure) for figure in ("os", "hos")}
     gain = {figure: means["u-sfan"] - means["shot-im"] for figure, means in opened.items()}
     guard = load("guard-judge.json")
-    loss, always = guard["all"]["loss"], guard["all"]["loss_always_adapting"]
+    loss = guard["all"]["loss"]
+    always = guard["all"]["loss_always_adapting"]
     estimate = guard["estimated_accuracy"]["after_good"]
-    speed = {r["case"]: r for r in load("throughput.json")["suites"]["throughput"] if r["group"] == "resnet50"}
+    speed = {
+        r["case"]: r
+        for r in load("throughput.json")["suites"]["throughput"]
+        if r["group"] == "resnet50"
+    }
     photographs = load("onnx-photographs.json")
-    below = [max(r[n] for n in ("new", "norm", "all")) - r[r["auto"]] for r in load("ladder.json")["rows"]]
+    below = [
+        max(r[n] for n in ("new", "norm", "all")) - r[r["auto"]]
+        for r in load("ladder.json")["rows"]
+    ]
     sets = [r for r in load("class-sets.json")["rows"] if r["situation"] == "universal"]
     universal = lambda flag: statistics.fmean(r["score"] for r in sets if r["flag"] == flag)  # noqa: E731
     return {
@@ -895,7 +1059,9 @@ def main() -> None:
                 if f"<!-- table {name} -->" in after:
                     marked = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
                     table = make()
-                    after = re.sub(marked, lambda m, t=table: m[1] + t + "\n" + m[2], after, flags=re.S)
+                    after = re.sub(
+                        marked, lambda m, t=table: m[1] + t + "\n" + m[2], after, flags=re.S
+                    )
             if after != before:
                 page.write_text(after, encoding="utf-8")
 

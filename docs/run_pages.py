@@ -24,7 +24,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FENCE = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", flags=re.M | re.S)
-PROGRESS = re.compile(r"^(features|training|adapting|decoding|fitting|predicting|evaluating): .*\n", flags=re.M)
+PROGRESS = re.compile(
+    r"^(features|training|adapting|decoding|fitting|predicting|evaluating): .*\n", flags=re.M
+)
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,15 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    found = []
+    result = []
     for match in FENCE.finditer(text):
         indent, language, attributes, body = match.groups()
         title = re.search(r'title="([^"]*)"', attributes)
         body = re.sub(rf"^{indent}", "", body, flags=re.M)
-        found.append(Block(language, title[1] if title else "", body, match.start(4), match.end(4)))
-    return found
+        result.append(
+            Block(language, title[1] if title else "", body, match.start(4), match.end(4))
+        )
+    return result
 
 
 def quick(text: str, backbone: str | None = None) -> str:
@@ -68,7 +72,9 @@ class Page:
     """Runs the blocks of one page in the current folder. All Python blocks share their names."""
 
     def __init__(self, path: Path, *, small: bool, backbone: str | None = None) -> None:
-        self.path, self.small, self.backbone = path, small, backbone
+        self.path = path
+        self.small = small
+        self.backbone = backbone
         self.names: dict[str, object] = {"__name__": "__main__"}
 
     def run(self, block: Block) -> str:
@@ -90,7 +96,16 @@ class Page:
             return dry_make(words[1:])
         if words[0] == "python":
             with contextlib.redirect_stdout(io.StringIO()) as told:
-                run_script([*words[1:], *(["--images", "4"] if self.small and "make_photos" in words[1] else [])])
+                run_script(
+                    [
+                        *words[1:],
+                        *(
+                            ["--images", "4"]
+                            if self.small and "make_photos" in words[1]
+                            else []
+                        ),
+                    ]
+                )
             return told.getvalue()
         if words[0] != "usfan":
             raise ValueError(f"{self.path}: cannot run {shlex.join(words)}")
@@ -98,15 +113,24 @@ class Page:
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
         if self.small:
             return run_here(small_command(words[1:], self.backbone))
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise RuntimeError(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr}")
+            raise RuntimeError(
+                f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr}"
+            )
         return done.stdout + PROGRESS.sub("", done.stderr)
 
 
 def dry_make(targets: list[str]) -> str:
     """Installing, testing and the demo take minutes: their targets must exist."""
-    done = subprocess.run(["make", "-n", "-C", str(HERE.parent), *targets], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["make", "-n", "-C", str(HERE.parent), *targets],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return ""
@@ -136,7 +160,10 @@ def run_here(words: list[str]) -> str:
     """`usfan WORDS` in this process."""
     from usfan.cli.main import main
 
-    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(io.StringIO()) as said:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as told,
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
         try:
             code = main(words)
         except SystemExit as stopped:
@@ -149,13 +176,19 @@ def run_here(words: list[str]) -> str:
 def write_outputs(path: Path) -> None:
     """Run the page here, and put what it prints into its output blocks."""
     text = path.read_text(encoding="utf-8")
-    page, printed, pieces, place = Page(path, small=False), "", [], 0
+    page = Page(path, small=False)
+    printed = ""
+    pieces = []
+    place = 0
     for block in blocks(text):
         if block.language in ("python", "sh") and not block.needs:
             print(f"{path.name}: line {text[: block.start].count(chr(10))}", file=sys.stderr)
             printed = page.run(block)
         elif block.title == "Output":
-            pieces += [text[place : block.start], "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n")]
+            pieces += [
+                text[place : block.start],
+                "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n"),
+            ]
             pieces += ["\n"]
             place = block.end
     path.write_text("".join(pieces) + text[place:], encoding="utf-8")
@@ -165,7 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", type=Path, nargs="+")
     parser.add_argument("--work", type=Path, required=True, help="folder to run in")
-    parser.add_argument("--write", action="store_true", help="write what is printed into the page")
+    parser.add_argument(
+        "--write", action="store_true", help="write what is printed into the page"
+    )
     options = parser.parse_args()
     paths = [page.resolve() for page in options.pages]
     options.work.mkdir(parents=True, exist_ok=True)

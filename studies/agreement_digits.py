@@ -30,8 +30,8 @@ from studies.variants import Variant  # noqa: E402
 
 import usfan  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
-from usfan.reproduce.agreement import agreement, predicted_classes  # noqa: E402
-from usfan.reproduce.digits import DIGITS, load_mnist5k, load_uci  # noqa: E402
+from usfan.study.agreement import agreement, predicted_classes  # noqa: E402
+from usfan.study.digits import DIGITS, load_mnist5k, load_uci  # noqa: E402
 
 LABELS_AT_ONCE = {"pseudo_label_warmup": 0}
 LENET = {"backbone": "lenet", "dropout": 0.5, "backbone_lr_scale": 1.0}
@@ -64,13 +64,19 @@ Task = tuple[str, ImageData, ImageData, dict]
 def tasks_of(folder: Path | None) -> list[Task]:
     """Names, source, target, and the settings of stage 1, in both directions."""
     if folder is None:
-        mnist, uci = load_mnist5k(), load_uci()
-        own = {"backbone": "digits-cnn"}
-        return [("mnist-uci", mnist, uci, own), ("uci-mnist", uci, mnist, own)]
+        mnist = load_mnist5k()
+        uci = load_uci()
+        group = {"backbone": "digits-cnn"}
+        return [("mnist-uci", mnist, uci, group), ("uci-mnist", uci, mnist, group)]
     arrays = {name: np.load(folder / f"{name}.npz") for name in ("mnist", "usps")}
     count = len(arrays["usps"]["x_train"])
     mnist, usps = (
-        ImageData(a["x_train"][:count], labels=a["y_train"][:count].astype(np.int64), classes=DIGITS, name=name)
+        ImageData(
+            a["x_train"][:count],
+            labels=a["y_train"][:count].astype(np.int64),
+            classes=DIGITS,
+            name=name,
+        )
         for name, a in arrays.items()
     )
     return [
@@ -94,23 +100,37 @@ def main() -> None:
     for task, data, target, settings_of_source in tasks_of(options.data):
         predicted: dict[str, list] = {case: [] for case in options.cases}
         for seed in options.seeds:
-            source = usfan.train_source(data, epochs=options.epochs, seed=seed, **settings_of_source)
+            source = usfan.train_source(
+                data, epochs=options.epochs, seed=seed, **settings_of_source
+            )
             for case in options.cases:
                 method, settings = CASES[case]
-                given = {"epochs": options.epochs, "seed": seed, "guard": False, **target_views}
+                arguments = {
+                    "epochs": options.epochs,
+                    "seed": seed,
+                    "guard": False,
+                    **target_views,
+                }
                 variant = Variant(case, method, case, settings, PARTS.get(case, ()))
-                model = adapt_variant(variant, source, target, **given)
-                found = predicted_classes(model)
-                predicted[case].append(found)
-                right = 100 * float((found == target.labels).double().mean())
-                rows.append({"task": task, "case": case, "seed": seed, "accuracy": round(right, 2)})
+                model = adapt_variant(variant, source, target, **arguments)
+                result = predicted_classes(model)
+                predicted[case].append(result)
+                right = 100 * float((result == target.labels).double().mean())
+                rows.append(
+                    {"task": task, "case": case, "seed": seed, "accuracy": round(right, 2)}
+                )
                 print(rows[-1], flush=True)
         for case, runs in predicted.items():
-            own = [r for r in rows if (r["task"], r["case"]) == (task, case)]
-            for row, one, two in zip(own, runs, [*runs[1:], runs[0]], strict=True):
+            group = [r for r in rows if (r["task"], r["case"]) == (task, case)]
+            for row, one, two in zip(group, runs, [*runs[1:], runs[0]], strict=True):
                 row["agreement"] = round(agreement([one, two]), 2)
-            figures = [statistics.fmean(r[name] for r in own) for name in ("agreement", "accuracy")]
-            print(f"{task} {case:24s} agreement {figures[0]:.2f}  accuracy {figures[1]:.2f}", flush=True)
+            figures = [
+                statistics.fmean(r[name] for r in group) for name in ("agreement", "accuracy")
+            ]
+            print(
+                f"{task} {case:24s} agreement {figures[0]:.2f}  accuracy {figures[1]:.2f}",
+                flush=True,
+            )
         if options.out:
             data_of = " --data ROOT" if options.data else ""
             write_rows(options.out, f"python studies/agreement_digits.py{data_of}", rows)

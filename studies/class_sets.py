@@ -27,18 +27,20 @@ import torch
 from torch import Tensor
 
 import usfan
-from usfan.adaptation.adapt import adapt
+from usfan.adaptation.target_classes import occurring
+from usfan.adaptation.thresholds import RARE_CLASS, RARE_CLASS_BESIDE_NEW
 from usfan.adaptation.witness import testimony, whole
-from usfan.artifacts.model import AdaptedModel
-from usfan.compute.features import BackboneAlone, FeatureStore, features_of
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.catalogue import BENCHMARKS
-from usfan.evaluation.evaluate import score_outputs
+from usfan.data.store import Store
+from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import start_runtime
+from usfan.metrics.evaluate import score_outputs
 from usfan.models.backbones import PretrainedHead, create_backbone
-from usfan.scoring.situation import RARE, SCARCE, occurring
+from usfan.store.model import AdaptedModel
 from usfan.training.source import train_source
+from usfan.workflow import adapt_model as adapt
 
 BACKBONE = "tf_efficientnet_lite0"
 DOMAINS = ("amazon", "dslr", "webcam")
@@ -61,22 +63,35 @@ class Features(NamedTuple):
     """N × F: of whole images, what the witness sees."""
 
 
-def load_features(data: str | None, file: str | None, network: str = BACKBONE) -> dict[str, Features]:
+def load_features(
+    data: str | None, file: str | None, network: str = BACKBONE
+) -> dict[str, Features]:
     """Of each domain."""
     if file is None or not Path(file).exists():
-        runtime, found = start_runtime(None), {}
+        runtime = start_runtime(None)
+        result = {}
         backbone = create_backbone(network, WEIGHTS)
         for domain in DOMAINS:
-            store = engine_store(usfan.ImageData(Path(data or ".") / domain), backbone.spec, runtime)
-            for name, spec in (("x", backbone.spec), ("w", whole(backbone.spec, backbone.module))):
-                features = features_of(BackboneAlone(backbone.module), store, spec, runtime).pixels
-                found[f"{domain}.{name}"] = features.half().cpu().numpy()
-            found[f"{domain}.y"] = np.asarray(store.labels)
+            store = engine_store(
+                usfan.ImageData(Path(data or ".") / domain), backbone.spec, runtime
+            )
+            for name, spec in (
+                ("x", backbone.spec),
+                ("w", whole(backbone.spec, backbone.module)),
+            ):
+                features = features_of(
+                    BackboneAlone(backbone.module), store, spec, runtime
+                ).values
+                result[f"{domain}.{name}"] = features.half().cpu().numpy()
+            result[f"{domain}.y"] = np.asarray(store.labels)
         file = file or f"office31-{network}.npz"
-        np.savez(file, **found)
+        np.savez(file, **result)
     stored = np.load(file)
     table = {name: torch.from_numpy(stored[name]) for name in stored.files}
-    return {d: Features(table[f"{d}.x"].float(), table[f"{d}.y"].long(), table[f"{d}.w"].float()) for d in DOMAINS}
+    return {
+        d: Features(table[f"{d}.x"].float(), table[f"{d}.y"].long(), table[f"{d}.w"].float())
+        for d in DOMAINS
+    }
 
 
 @functools.cache
@@ -91,9 +106,15 @@ def split_of(situation: str, number: int) -> tuple[list[int], list[int]]:
     if situation in ("all", "tail"):
         return list(range(31)), list(range(31))
     if number:
-        order = torch.randperm(31, generator=torch.Generator().manual_seed(1000 + number)).tolist()
-        shared, private, new = order[:10], order[10:20], order[20:]
-        source = {"partial": list(range(31)), "open": shared, "universal": shared + private}[situation]
+        order = torch.randperm(
+            31, generator=torch.Generator().manual_seed(1000 + number)
+        ).tolist()
+        shared = order[:10]
+        private = order[10:20]
+        new = order[20:]
+        source = {"partial": list(range(31)), "open": shared, "universal": shared + private}[
+            situation
+        ]
         return source, shared if situation == "partial" else shared + new
     split = BENCHMARKS["office31"].class_split(situation)
     return [every.index(c) for c in split.source], [every.index(c) for c in split.target]
@@ -104,13 +125,15 @@ def long_tail(labels: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     kept = []
     for rank, label in enumerate(torch.randperm(31, generator=generator).tolist()):
-        own = (labels == label).nonzero().flatten()
-        count = max(1, round(len(own) * TAIL ** (-rank / 30)))
-        kept.append(own[torch.randperm(len(own), generator=generator)[:count]])
+        group = (labels == label).nonzero().flatten()
+        count = max(1, round(len(group) * TAIL ** (-rank / 30)))
+        kept.append(group[torch.randperm(len(group), generator=generator)[:count]])
     return torch.cat(kept).sort().values
 
 
-def store_of(features: Features, classes: list[int], known: list[int], rows: Tensor | None) -> FeatureStore:
+def store_of(
+    features: Features, classes: list[int], known: list[int], rows: Tensor | None
+) -> Store:
     """The images of these classes, labelled by their place in `known`; others come after the last. `kept`: their
     positions in the domain."""
     x, y, _ = features
@@ -118,7 +141,7 @@ def store_of(features: Features, classes: list[int], known: list[int], rows: Ten
     table[known] = torch.arange(len(known))
     rows = torch.isin(y, torch.tensor(classes)).nonzero().flatten() if rows is None else rows
     names = tuple(BENCHMARKS["office31"].classes[c] for c in known)
-    return FeatureStore(x[rows].clone(), rows, table[y[rows]], names)
+    return Store(x[rows].clone(), rows, table[y[rows]], names)
 
 
 def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -127,27 +150,45 @@ def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
     runtime = RuntimeConfig(device="cpu")
     known, shown = split_of(situation, split)
     trained = store_of(features[source], known, known, None)
-    model = train_source(trained, backbone=BACKBONE, pretrained=WEIGHTS, seed=seed, epochs=epochs, runtime=runtime)
+    model = train_source(
+        trained,
+        backbone=BACKBONE,
+        pretrained=WEIGHTS,
+        seed=seed,
+        epochs=epochs,
+        runtime=runtime,
+    )
     rows = long_tail(features[target][1], seed) if situation == "tail" else None
     store = store_of(features[target], shown, known, rows)
     true = torch.bincount(store.labels, minlength=len(known) + 1)[: len(known)]
-    found = []
+    result = []
     for flag in ("source-only", *flags):
         started = time.perf_counter()
-        settings: dict[str, Any] = {"guard": False, "seed": seed, "tune": "new", "setting": "closed"}
+        settings: dict[str, Any] = {
+            "guard": False,
+            "seed": seed,
+            "tune": "new",
+            "setting": "closed",
+        }
         if flag != "source-only":
-            seen = testimony(features[target].whole[store.kept], classes_of())
+            seen = testimony(features[target].whole[store.positions], classes_of())
             settings |= {"method": "u-sfan++", "witness": seen, "setting": flag}
         else:
             settings["method"] = "source-only"
         adapted = adapt(model, store, runtime=runtime, **settings)
-        row = {"situation": situation, "task": f"{source}-{target}", "seed": seed, "flag": flag, "split": split}
+        row = {
+            "situation": situation,
+            "task": f"{source}-{target}",
+            "seed": seed,
+            "flag": flag,
+            "split": split,
+        }
         row |= figures(adapted, store, true)
-        found.append({**row, "seconds": round(time.perf_counter() - started, 2)})
-    return found
+        result.append({**row, "seconds": round(time.perf_counter() - started, 2)})
+    return result
 
 
-def figures(model: AdaptedModel, store: FeatureStore, true: Tensor) -> dict[str, Any]:
+def figures(model: AdaptedModel, store: Store, true: Tensor) -> dict[str, Any]:
     assert model.passes is not None
     assert store.labels is not None
     new = bool((store.labels >= len(model.classes)).any())
@@ -163,22 +204,31 @@ def figures(model: AdaptedModel, store: FeatureStore, true: Tensor) -> dict[str,
     if model.unknown_rule is not None:
         predicted = predicted[~model.unknown_rule.flag(model.passes.after)]
     after = torch.bincount(predicted, minlength=len(true)).double()
-    row["tv_after"] = round(0.5 * float((after / after.sum().clamp_min(1) - shares).abs().sum()), 4)
+    row["tv_after"] = round(
+        0.5 * float((after / after.sum().clamp_min(1) - shares).abs().sum()), 4
+    )
     row |= {f"{k}_after": v for k, v in occurrence(occurring(after), true > 0).items()}
     situation = model.history.get("classes")
     if situation:
         before = torch.tensor(situation["shares"]).double()
-        row |= {k: situation[k] for k in ("setting", "explained", "followed", "effective_classes")}
+        row |= {
+            k: situation[k] for k in ("setting", "explained", "followed", "effective_classes")
+        }
         row["tv_before"] = round(0.5 * float((before - shares).abs().sum()), 4)
-        least = SCARCE if situation["setting"] in ("open", "universal") else RARE
-        found = occurring(before * situation.get("known", 1.0) * len(store), least)
-        row |= {f"{k}_before": v for k, v in occurrence(found, true > 0).items()}
+        least = RARE_CLASS
+        if situation["setting"] in ("open", "universal"):
+            least = RARE_CLASS_BESIDE_NEW
+        result = occurring(before * situation.get("known", 1.0) * len(store), least)
+        row |= {f"{k}_before": v for k, v in occurrence(result, true > 0).items()}
     return row
 
 
-def occurrence(found: Tensor, true: Tensor) -> dict[str, float]:
-    right = float((found & true).sum())
-    return {"precision": round(right / max(1, int(found.sum())), 3), "recall": round(right / int(true.sum()), 3)}
+def occurrence(result: Tensor, true: Tensor) -> dict[str, float]:
+    right = float((result & true).sum())
+    return {
+        "precision": round(right / max(1, int(result.sum())), 3),
+        "recall": round(right / int(true.sum()), 3),
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -187,7 +237,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells[row["situation"], row["flag"]].append(row["score"])
     flags = ["source-only", *FLAGS]
-    lines = ["| classes of the target | " + " | ".join(flags) + " |", "|---|" + "---:|" * len(flags)]
+    lines = [
+        "| classes of the target | " + " | ".join(flags) + " |",
+        "|---|" + "---:|" * len(flags),
+    ]
     for situation in SITUATIONS:
         values = [cells.get((situation, flag)) for flag in flags]
         shown = [f"{sum(v) / len(v):.1f}" if v else "–" for v in values]
@@ -207,30 +260,41 @@ def main() -> None:
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=40, help="of stage 1")
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    features = load_features(given.data, given.features)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    features = load_features(options.data, options.features)
     jobs = [
-        (situation, seed, *task.split("-"), given.split, features, given.flags, given.epochs)
-        for seed in given.seeds
-        for situation in given.situations
-        for task in given.tasks
+        (
+            situation,
+            seed,
+            *task.split("-"),
+            options.split,
+            features,
+            options.flags,
+            options.epochs,
+        )
+        for seed in options.seeds
+        for situation in options.situations
+        for task in options.tasks
     ]
     rows: list[dict[str, Any]] = []
-    with multiprocessing.get_context("fork").Pool(given.jobs) as pool, (given.out / "rows.jsonl").open("a") as file:
-        for found in pool.imap_unordered(one_case, jobs):
-            rows += found
-            file.writelines(json.dumps(row) + "\n" for row in found)
+    with (
+        multiprocessing.get_context("fork").Pool(options.jobs) as pool,
+        (options.out / "rows.jsonl").open("a") as file,
+    ):
+        for result in pool.imap_unordered(one_case, jobs):
+            rows += result
+            file.writelines(json.dumps(row) + "\n" for row in result)
             file.flush()
             print(
-                found[0]["situation"],
-                found[0]["task"],
-                found[0]["seed"],
-                {r["flag"]: r["score"] for r in found},
-                found[1].get("setting"),
+                result[0]["situation"],
+                result[0]["task"],
+                result[0]["seed"],
+                {r["flag"]: r["score"] for r in result},
+                result[1].get("setting"),
                 flush=True,
             )
-            (given.out / "table.md").write_text(table(rows))
+            (options.out / "table.md").write_text(table(rows))
     print(table(rows))
 
 

@@ -29,14 +29,14 @@ from studies.image_shifts import decode
 from studies.shifts import CHOOSE
 
 import usfan
-from usfan.artifacts.model import SourceModel
-from usfan.compute.features import BackboneAlone, FeatureStore, features_of, on_features
-from usfan.compute.passes import engine_store, forward_store
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
+from usfan.data.store import Store
+from usfan.engine.features import BackboneAlone, features_of, on_features
+from usfan.engine.passes import engine_store, forward_store
+from usfan.engine.runtime import start_runtime
+from usfan.maths.neighbours import nearest_neighbours
 from usfan.models.backbones import create_backbone
-from usfan.scoring.neighbours import nearest_neighbours
+from usfan.store.model import SourceModel
 
 SEEDS = (2019, 2020, 2021)
 DRAWS = 8
@@ -50,34 +50,44 @@ class Data:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.index = json.loads((packed / "images.json").read_text())
-        self.file, self.processes = str(packed / "images.bin"), processes
+        self.file = str(packed / "images.bin")
+        self.processes = processes
 
     @functools.cached_property
     def pool(self) -> Any:
         return multiprocessing.get_context("spawn").Pool(self.processes)
 
     def labels(self, domain: str) -> tuple[torch.Tensor, tuple[str, ...]]:
-        names = [name for own, name, *_ in self.index if own == domain]
+        names = [name for group, name, *_ in self.index if group == domain]
         classes = tuple(sorted(set(names)))
         return torch.tensor([classes.index(name) for name in names]), classes
 
     def pixels(self, domain: str, shift: str | None = None) -> torch.Tensor:
         path = self.folder / f"{domain.replace('/', '-')}-{shift}.npy"
         if not path.is_file():
-            jobs = [(self.file, start, length, shift) for own, _, start, length in self.index if own == domain]
-            part, written = path.with_suffix(".part"), None
-            for row, image in enumerate(self.pool.imap(decode, jobs, chunksize=32)):  # never held twice
+            jobs = [
+                (self.file, start, length, shift)
+                for group, _, start, length in self.index
+                if group == domain
+            ]
+            part = path.with_suffix(".part")
+            written = None
+            for row, image in enumerate(
+                self.pool.imap(decode, jobs, chunksize=32)
+            ):  # never held twice
                 if written is None:
                     shape = (len(jobs), *image.shape)
-                    written = np.lib.format.open_memmap(part, mode="w+", dtype=image.dtype, shape=shape)
+                    written = np.lib.format.open_memmap(
+                        part, mode="w+", dtype=image.dtype, shape=shape
+                    )
                 written[row] = image
             part.replace(path)
         return torch.from_numpy(np.load(path, mmap_mode="c"))
 
-    def store(self, domain: str, shift: str | None = None) -> PixelStore:
+    def store(self, domain: str, shift: str | None = None) -> Store:
         labels, classes = self.labels(domain)
         pixels = self.pixels(domain, shift)
-        return PixelStore(pixels, torch.arange(len(pixels)), labels, classes)
+        return Store(pixels, torch.arange(len(pixels)), labels, classes)
 
 
 def subset(store: Any, classes: int | None) -> Any:
@@ -88,14 +98,17 @@ def subset(store: Any, classes: int | None) -> Any:
 
     rows = (store.labels < classes).nonzero().flatten()
     return dataclasses.replace(
-        store, pixels=store.pixels[rows], kept=torch.arange(len(rows)), labels=store.labels[rows]
+        store,
+        values=store.values[rows],
+        positions=torch.arange(len(rows)),
+        labels=store.labels[rows],
     )
 
 
 def tasks() -> list[dict[str, Any]]:
     """Every (kind of shift, source, target, image shift, classes in the target)."""
     pairs = [(s, t) for s in OFFICE for t in OFFICE if s != t]
-    found = []
+    result = []
     for kind, shift, classes in (
         ("office31", None, None),
         ("office31-10", None, 10),
@@ -107,12 +120,29 @@ def tasks() -> list[dict[str, Any]]:
         ("office31-posterised", "posterised", None),
     ):
         for s, t in pairs:
-            found.append(
-                {"kind": kind, "source": f"office31/{s}", "target": f"office31/{t}", "shift": shift, "classes": classes}
+            result.append(
+                {
+                    "kind": kind,
+                    "source": f"office31/{s}",
+                    "target": f"office31/{t}",
+                    "shift": shift,
+                    "classes": classes,
+                }
             )
-    for kind, s, t in (("photo-cartoon", "photo", "cartoon"), ("cartoon-photo", "cartoon", "photo")):
-        found.append({"kind": kind, "source": f"pacs/{s}", "target": f"pacs/{t}", "shift": None, "classes": None})
-    return found
+    for kind, s, t in (
+        ("photo-cartoon", "photo", "cartoon"),
+        ("cartoon-photo", "cartoon", "photo"),
+    ):
+        result.append(
+            {
+                "kind": kind,
+                "source": f"pacs/{s}",
+                "target": f"pacs/{t}",
+                "shift": None,
+                "classes": None,
+            }
+        )
+    return result
 
 
 class Kept:
@@ -132,12 +162,16 @@ class Kept:
     def write(self) -> None:
         for part, rows in self.rows.items():
             np.savez_compressed(self.out / f"{part}.npz", **self.arrays[part])
-            (self.out / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (self.out / f"{part}.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows)
+            )
 
 
-def describe(model: SourceModel, store: Any, runtime: Any, target: str, source: str) -> dict[str, np.ndarray]:
+def describe(
+    model: SourceModel, store: Any, runtime: Any, target: str, source: str
+) -> dict[str, np.ndarray]:
     """Outputs of a source model on a target, computed once for all runs of that pair."""
-    classifier = on_features(model.classifier) if isinstance(store, FeatureStore) else model.classifier
+    classifier = on_features(model.classifier) if store.is_features else model.classifier
     features, logits = forward_store(classifier, store, model.spec, runtime)
     draws = model.posterior.draws(features, DRAWS)
     predictive = model.posterior.predictive(features, 0.4, 128)
@@ -154,23 +188,39 @@ def one_run(
     model: SourceModel, store: Any, runtime: Any, settings: dict[str, Any], **extra: Any
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     began = time.time()
-    adapted = usfan.adapt(model, store, runtime=runtime, guard=False, progress=False, **settings, **extra)
+    adapted = usfan.adapt(
+        model, store, runtime=runtime, guard=False, progress=False, **settings, **extra
+    )
     assert adapted.passes is not None
     labels = store.labels
-    before, after = adapted.passes.before, adapted.passes.after
-    right = [100 * float((o.logits.argmax(1).cpu() == labels).double().mean()) for o in (before, after)]
+    before = adapted.passes.before
+    after = adapted.passes.after
+    right = [
+        100 * float((o.logits.argmax(1).cpu() == labels).double().mean())
+        for o in (before, after)
+    ]
     history = adapted.history
     figures = [record["validators"] for record in history["records"]]
     arrays = {
         "path": torch.stack(adapted.passes.path).to(torch.int8).cpu().numpy(),
-        "validators": np.array([[f["entropy"], f["information_maximization"], f["diversity"]] for f in figures]),
+        "validators": np.array(
+            [[f["entropy"], f["information_maximization"], f["diversity"]] for f in figures]
+        ),
     }
-    row = {"before": right[0], "after": right[1], "setting": (history["classes"] or {}).get("setting", "closed")}
+    row = {
+        "before": right[0],
+        "after": right[1],
+        "setting": (history["classes"] or {}).get("setting", "closed"),
+    }
     return {**row, "seconds": round(time.time() - began, 2)}, arrays
 
 
-GOOD = [{"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")]
-BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [{"method": "u-sfan", "preset": "paper"}]
+GOOD = [
+    {"method": m} for m in ("shot-im", "u-sfan", "shot", "u-sfan+", "u-sfan++", "aad", "nrc")
+]
+BAD = [{"method": m, "lr": 0.1} for m in ("shot-im", "u-sfan+", "u-sfan++")] + [
+    {"method": "u-sfan", "preset": "paper"}
+]
 
 
 def frozen_worker(jobs: Any, results: Any, folder: str, weights: str) -> None:
@@ -195,7 +245,7 @@ def frozen_source(job: dict[str, Any], runtime: Any, folder: Path, weights: str)
     if not (path / "config.json").is_file():
         labels, classes = job["source_labels"]
         features = load_features(folder, job["source"], None, "lite0")
-        store = FeatureStore(features, torch.arange(len(features)), labels, classes)
+        store = Store(features, torch.arange(len(features)), labels, classes)
         model = usfan.train_source(
             store,
             backbone="tf_efficientnet_lite0",
@@ -218,20 +268,37 @@ def digits_job(job: dict[str, Any], runtime: Any, folder: Path) -> Any:
         images, labels = sets[job["source"]]
         data = usfan.ImageData(images, labels=labels, classes=[str(i) for i in range(10)])
         usfan.train_source(
-            data, backbone="digits-cnn", epochs=8, seed=job["seed"], runtime=runtime, progress=False
+            data,
+            backbone="digits-cnn",
+            epochs=8,
+            seed=job["seed"],
+            runtime=runtime,
+            progress=False,
         ).save(path)
     model = SourceModel.load(path)
     images, labels = sets[job["target"]]
     if job["classes"] is not None:
-        images, labels = images[labels < job["classes"]], labels[labels < job["classes"]]
+        images = images[labels < job["classes"]]
+        labels = labels[labels < job["classes"]]
     store = engine_store(usfan.ImageData(images), model.spec, runtime)
-    store = PixelStore(store.pixels, store.kept, torch.from_numpy(labels).long(), None)
-    target, source = f"{job['target']}/None/{job['classes']}", f"scratch/{job['source']}/{job['seed']}"
+    store = Store(store.values, store.positions, torch.from_numpy(labels).long(), None)
+    target = f"{job['target']}/None/{job['classes']}"
+    source = f"scratch/{job['source']}/{job['seed']}"
     figures, arrays = one_run(model, store, runtime, {**job["settings"], "seed": job["seed"]})
     shared = describe(model, store, runtime, target, source)
     name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
-    row = {"kind": job["kind"], "source": source, "target": target, "tune": "all", "seed": job["seed"]}
-    row |= {**job["settings"], **figures, "run": name}  # the default of a network from scratch is all
+    row = {
+        "kind": job["kind"],
+        "source": source,
+        "target": target,
+        "tune": "all",
+        "seed": job["seed"],
+    }
+    row |= {
+        **job["settings"],
+        **figures,
+        "run": name,
+    }  # the default of a network from scratch is all
     shared |= {f"{name}|{k}": v for k, v in arrays.items()}
     shared[f"{target}|labels"] = store.labels.to(torch.int8).numpy()
     return row, shared
@@ -240,12 +307,19 @@ def digits_job(job: dict[str, Any], runtime: Any, folder: Path) -> Any:
 def digits(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     from sklearn.datasets import load_digits
 
-    found, uci = np.load(file), load_digits()
-    side = lambda images, size: np.stack([np.asarray(Image.fromarray(i).resize((size, size))) for i in images])  # noqa: E731
+    result = np.load(file)
+    uci = load_digits()
+
+    def side(images, size):
+        return np.stack([np.asarray(Image.fromarray(i).resize((size, size))) for i in images])
+
     return {
-        "mnist": (found["mx"], found["my"].astype(np.int64)),
-        "usps": (side(found["ux"], 28), found["uy"].astype(np.int64)),
-        "uci": (side((uci.images * 255 / 16).astype(np.uint8), 28), uci.target.astype(np.int64)),
+        "mnist": (result["mx"], result["my"].astype(np.int64)),
+        "usps": (side(result["ux"], 28), result["uy"].astype(np.int64)),
+        "uci": (
+            side((uci.images * 255 / 16).astype(np.uint8), 28),
+            uci.target.astype(np.int64),
+        ),
     }
 
 
@@ -257,13 +331,17 @@ def frozen_job(job: dict[str, Any], runtime: Any, folder: Path, weights: str) ->
         return None
     features = load_features(folder, job["target"], job["shift"], "lite0")
     labels, classes = job["target_labels"]
-    store = subset(FeatureStore(features, torch.arange(len(features)), labels, classes), job["classes"])
+    store = subset(
+        Store(features, torch.arange(len(features)), labels, classes), job["classes"]
+    )
     target = f"{job['target']}/{job['shift']}/{job['classes']}"
     source = f"frozen/{job['source']}/{job['seed']}"
     extra = {}
     if job["settings"]["method"] == "u-sfan++":
-        extra["witness"] = store.pixels
-    figures, arrays = one_run(model, store, runtime, {**job["settings"], "tune": "new", "seed": job["seed"]}, **extra)
+        extra["witness"] = store.values
+    figures, arrays = one_run(
+        model, store, runtime, {**job["settings"], "tune": "new", "seed": job["seed"]}, **extra
+    )
     shared = describe(model, store, runtime, target, source)
     name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
     row = {
@@ -292,15 +370,31 @@ def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: st
             key = (job["target"], job["shift"])
             if key not in stores:
                 store = data.store(*key)
-                stores = {key: PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)}
+                stores = {
+                    key: Store(
+                        store.values.to(runtime.device),
+                        store.positions,
+                        store.labels,
+                        store.classes,
+                    )
+                }
             store = (
                 subset(stores[key], job["classes"])
                 if job["classes"] is None
                 else subset(data.store(*key), job["classes"])
             )
             if job["classes"] is not None:
-                store = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
-            path = Path(folder) / "sources" / f"{job['start']}-{job['source'].replace('/', '-')}-{job['seed']}"
+                store = Store(
+                    store.values.to(runtime.device),
+                    store.positions,
+                    store.labels,
+                    store.classes,
+                )
+            path = (
+                Path(folder)
+                / "sources"
+                / f"{job['start']}-{job['source'].replace('/', '-')}-{job['seed']}"
+            )
             model = SourceModel.load(path).to(runtime.device)
             target = f"{job['target']}/{job['shift']}/{job['classes']}"
             source = f"{job['start']}/{job['source']}/{job['seed']}"
@@ -310,7 +404,9 @@ def moving_worker(jobs: Any, results: Any, folder: str, packed: str, weights: st
                 if job["classes"] is not None:
                     witness = witness[data.labels(job["target"])[0] < job["classes"]]
                 extra["witness"] = witness.to(runtime.device)
-            figures, arrays = one_run(model, store, runtime, {**job["settings"], "seed": job["seed"]}, **extra)
+            figures, arrays = one_run(
+                model, store, runtime, {**job["settings"], "seed": job["seed"]}, **extra
+            )
             shared = describe(model, store, runtime, target, source)
             name = f"{source}|{target}|{json.dumps(job['settings'], sort_keys=True)}"
             row = {
@@ -339,49 +435,68 @@ def main() -> None:
     parser.add_argument("--gpu-workers", type=int, default=3)
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--targets", nargs="*", help="such as office31/dslr; all by default")
-    parser.add_argument("--methods", nargs="+", default=list(usfan.METHODS), help="of the frozen runs")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(usfan.METHODS), help="of the frozen runs"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
     parser.add_argument("--tuned-epochs", type=int, default=20)
-    given = parser.parse_args()
+    options = parser.parse_args()
     began = time.time()
-    given.out.mkdir(parents=True, exist_ok=True)
-    cuda = torch.cuda.is_available() and given.gpu_workers > 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    cuda = torch.cuda.is_available() and options.gpu_workers > 0
     context = multiprocessing.get_context("spawn")
-    data = Data(given.images, given.work, given.cores)
-    weights = str(given.images / "lite0.safetensors")
-    todo = [t for t in tasks() if given.kinds is None or t["kind"] in given.kinds]
-    todo = [t for t in todo if given.targets is None or t["target"] in given.targets]
+    data = Data(options.images, options.work, options.cores)
+    weights = str(options.images / "lite0.safetensors")
+    todo = [t for t in tasks() if options.kinds is None or t["kind"] in options.kinds]
+    todo = [t for t in todo if options.targets is None or t["target"] in options.targets]
     runtime = start_runtime(RuntimeConfig(device="auto"))
 
     wanted = {(t["target"], t["shift"]) for t in todo} | {(t["source"], None) for t in todo}
     for domain, shift in sorted(wanted, key=str):
-        np.save(given.work / f"labels-{domain.replace('/', '-')}.npy", data.labels(domain)[0].numpy())
-        for net in [n for n in ("lite0", "lite2") if (given.images / f"{n}.safetensors").is_file()]:
-            path = given.work / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"
+        np.save(
+            options.work / f"labels-{domain.replace('/', '-')}.npy",
+            data.labels(domain)[0].numpy(),
+        )
+        for net in [
+            n for n in ("lite0", "lite2") if (options.images / f"{n}.safetensors").is_file()
+        ]:
+            path = options.work / f"f-{domain.replace('/', '-')}-{shift}-{net}.npy"
             if not path.is_file():
-                from usfan.adaptation.witness import resized
-
                 store = data.store(domain, shift)
-                made = create_backbone(f"tf_efficientnet_{net}", str(given.images / f"{net}.safetensors"))
+                made = create_backbone(
+                    f"tf_efficientnet_{net}", str(options.images / f"{net}.safetensors")
+                )
                 alone = BackboneAlone(made.module.to(runtime.device), channels_last=False)
-                moved = PixelStore(store.pixels.to(runtime.device), store.kept)
-                np.save(path, features_of(alone, resized(moved, made.spec), made.spec, runtime).pixels.cpu().numpy())
+                moved = Store(store.values.to(runtime.device), store.positions)
+                images = moved.resized(made.spec.channels, made.spec.resize)
+                np.save(
+                    path, features_of(alone, images, made.spec, runtime).values.cpu().numpy()
+                )
     print(f"features {time.time() - began:.0f} s", flush=True)
 
-    kept = Kept(given.out)
-    jobs, results = context.Queue(), context.Queue()
-    labels = {d: data.labels(d) for d in {t["source"] for t in todo} | {t["target"] for t in todo}}
+    kept = Kept(options.out)
+    jobs = context.Queue()
+    results = context.Queue()
+    labels = {
+        d: data.labels(d) for d in {t["source"] for t in todo} | {t["target"] for t in todo}
+    }
     sources = sorted({t["source"] for t in todo})
     first = [
-        {"kind": "-", "source": s, "seed": seed, "source_labels": labels[s], "only_source": True}
+        {
+            "kind": "-",
+            "source": s,
+            "seed": seed,
+            "source_labels": labels[s],
+            "only_source": True,
+        }
         for s in sources
-        for seed in given.seeds
+        for seed in options.seeds
     ]
     runs = []
-    for seed in given.seeds:
+    for seed in options.seeds:
         for settings in GOOD + BAD:
             for t in todo:
-                if settings["method"] in given.methods:
+                if settings["method"] in options.methods:
                     runs.append(
                         {
                             **t,
@@ -393,22 +508,30 @@ def main() -> None:
                     )
     for job in first:
         jobs.put(job)
-    cores = max(1, given.cores - (2 * given.gpu_workers if cuda else 0))
-    pool = [context.Process(target=frozen_worker, args=(jobs, results, str(given.work), weights)) for _ in range(cores)]
+    cores = max(1, options.cores - (2 * options.gpu_workers if cuda else 0))
+    pool = [
+        context.Process(target=frozen_worker, args=(jobs, results, str(options.work), weights))
+        for _ in range(cores)
+    ]
     for process in pool:
         process.start()
 
     if cuda:  # fine-tuned sources, while the cores train the frozen ones
-        for seed in given.seeds[:1]:
+        for seed in options.seeds[:1]:
             for s in sources:
-                path = given.work / "sources" / f"tuned-{s.replace('/', '-')}-{seed}"
+                path = options.work / "sources" / f"tuned-{s.replace('/', '-')}-{seed}"
                 store = data.store(s)
-                moved = PixelStore(store.pixels.to(runtime.device), store.kept, store.labels, store.classes)
+                moved = Store(
+                    store.values.to(runtime.device),
+                    store.positions,
+                    store.labels,
+                    store.classes,
+                )
                 model = usfan.train_source(
                     moved,
                     backbone="tf_efficientnet_lite0",
                     pretrained=weights,
-                    epochs=given.tuned_epochs,
+                    epochs=options.tuned_epochs,
                     patience=0,
                     seed=seed,
                     tune="all",
@@ -421,10 +544,12 @@ def main() -> None:
     for _ in first:
         results.get(timeout=300)
     print(f"sources {time.time() - began:.0f} s, {len(runs)} frozen runs", flush=True)
-    file = given.images / "digits" / "digits.npz"
+    file = options.images / "digits" / "digits.npz"
     pairs = (("mnist", "uci"), ("uci", "mnist"), ("mnist", "usps"), ("usps", "mnist"))
     if file.is_file():
-        for a, b in [pair for pair in pairs if given.kinds is None or "-".join(pair) in given.kinds]:
+        for a, b in [
+            pair for pair in pairs if options.kinds is None or "-".join(pair) in options.kinds
+        ]:
             for classes in (None, 6):
                 for settings in (
                     {"method": "shot-im"},
@@ -435,8 +560,22 @@ def main() -> None:
                     {"method": "u-sfan", "preset": "paper"},
                     *({"method": "u-sfan", "tune": tune} for tune in ("new", "norm")),
                 ):
-                    made = {"kind": f"{a}-{b}", "source": a, "target": b, "classes": classes, "shift": None}
-                    runs.insert(0, {**made, "settings": settings, "seed": given.seeds[0], "file": str(file)})
+                    made = {
+                        "kind": f"{a}-{b}",
+                        "source": a,
+                        "target": b,
+                        "classes": classes,
+                        "shift": None,
+                    }
+                    runs.insert(
+                        0,
+                        {
+                            **made,
+                            "settings": settings,
+                            "seed": options.seeds[0],
+                            "file": str(file),
+                        },
+                    )
     for job in runs:
         jobs.put(job)
     moving = []
@@ -447,36 +586,51 @@ def main() -> None:
         ]
         tuned = [
             {"start": "tuned", "settings": {"method": m, "tune": "all", **more}}
-            for m, more in (("u-sfan++", {}), ("shot", {}), ("u-sfan", {"lr": 0.1}), ("shot-im", {}))
+            for m, more in (
+                ("u-sfan++", {}),
+                ("shot", {}),
+                ("u-sfan", {"lr": 0.1}),
+                ("shot-im", {}),
+            )
         ]
-        seed, pacs = given.seeds[0], ("photo-cartoon", "cartoon-photo")
+        seed = options.seeds[0]
+        pacs = ("photo-cartoon", "cartoon-photo")
         few = {("amazon", "webcam"), ("webcam", "amazon"), ("dslr", "webcam")}
         short = lambda t: (t["source"].split("/")[1], t["target"].split("/")[1])  # noqa: E731
-        some = [t for t in todo if t["kind"] in pacs or (t["classes"] is None and short(t) in few)]
+        some = [
+            t for t in todo if t["kind"] in pacs or (t["classes"] is None and short(t) in few)
+        ]
         for way in ladder:
             moving += [{**t, **way, "seed": seed} for t in some]
-        moving.sort(key=lambda job: (job["target"], job["shift"] or ""))  # one target's pixels at a time
+        moving.sort(
+            key=lambda job: (job["target"], job["shift"] or "")
+        )  # one target's pixels at a time
         for way in tuned:
             moving += [{**t, **way, "seed": seed} for t in todo if t["shift"] is None]
     moves = context.Queue()
     for job in moving:
         moves.put(job)
     gpu = [
-        context.Process(target=moving_worker, args=(moves, results, str(given.work), str(given.images), weights))
-        for _ in range(given.gpu_workers if cuda else 0)
+        context.Process(
+            target=moving_worker,
+            args=(moves, results, str(options.work), str(options.images), weights),
+        )
+        for _ in range(options.gpu_workers if cuda else 0)
     ]
     for process in gpu:
         process.start()
-    left, written, failures = len(runs) + len(moving), time.time(), 0
-    while left and time.time() - began < given.seconds:
+    left = len(runs) + len(moving)
+    written = time.time()
+    failures = 0
+    while left and time.time() - began < options.seconds:
         try:
-            found = results.get(timeout=5)
+            result = results.get(timeout=5)
         except queue.Empty:
             continue
         left -= 1
-        if found is None:
+        if result is None:
             continue
-        row, arrays = found
+        row, arrays = result
         if "error" in row:
             failures += 1
             if failures < 4:

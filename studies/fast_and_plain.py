@@ -26,7 +26,9 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -39,29 +41,41 @@ def main() -> None:
 
     from studies.paths import path_of, write_rows
 
-    from usfan.adaptation.adapt import adapt
-    from usfan.artifacts.model import SourceModel
-    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
     from usfan.data.cache import open_store
     from usfan.data.sources import ImageData
+    from usfan.engine.runtime import start_runtime
+    from usfan.store.model import SourceModel
+    from usfan.workflow import adapt_model as adapt
 
     rows: list[dict[str, Any]] = []
     for task in options.tasks:
         for name, how in PATHS.items():
             runtime = start_runtime(RuntimeConfig(**how))
-            source = SourceModel.load(options.models / f"{task[0]}_{options.seed}").to(runtime.device)
+            source = SourceModel.load(options.models / f"{task[0]}_{options.seed}").to(
+                runtime.device
+            )
             spec = source.spec
             data = ImageData(options.data / DOMAINS[task[1]])
-            store = open_store(data, size=spec.resize, channels=spec.channels, device=runtime.device)
+            store = open_store(
+                data, size=spec.resize, channels=spec.channels, device=runtime.device
+            )
             for seed in options.seeds:
                 began = time.perf_counter()
-                given = {"seed": seed, "guard": False, "epochs": options.epochs}
-                model = adapt(source, store, options.method, runtime=runtime, **given)
+                arguments = {"seed": seed, "guard": False, "epochs": options.epochs}
+                model = adapt(source, store, options.method, runtime=runtime, **arguments)
                 seconds = round(time.perf_counter() - began, 2)
                 assert store.labels is not None
                 accuracy = path_of(model, store.labels)["accuracy"][-1]
-                rows.append({"task": task, "path": name, "seed": seed, "accuracy": accuracy, "seconds": seconds})
+                rows.append(
+                    {
+                        "task": task,
+                        "path": name,
+                        "seed": seed,
+                        "accuracy": accuracy,
+                        "seconds": seconds,
+                    }
+                )
                 print(rows[-1], flush=True)
                 write_rows(options.out, "python studies/fast_and_plain.py", rows)
     for name in PATHS:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from usfan.compute.features import BackboneAlone, FeatureStore, features_of
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import Runtime
 from usfan.data.benchmarks.catalogue import benchmark
 from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.store import Store
+from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import Runtime
 from usfan.models.backbones import create_backbone
 
 NETWORK = "tf_efficientnet_lite0"
@@ -22,7 +23,7 @@ CLOSED = {"backbone": NETWORK, "tune": "new", "epochs": 40, "progress": False}
 """Settings of stage 1, those of the table of frozen backbones in docs/results.md."""
 
 
-def office31(root: Path, runtime: Runtime) -> dict[str, FeatureStore]:
+def office31(root: Path, runtime: Runtime) -> dict[str, Store]:
     """The features of every domain by its letter, with labels in the order of the catalogue's classes."""
     backbone = create_backbone(NETWORK, "auto")
     assert backbone.weights is not None, "the weights come with the extra usfan[offline]"
@@ -30,7 +31,9 @@ def office31(root: Path, runtime: Runtime) -> dict[str, FeatureStore]:
     return {
         domain: features_of(
             alone,
-            engine_store(load_domain(benchmark("office31"), root, domain), backbone.spec, runtime),
+            engine_store(
+                load_domain(benchmark("office31"), root, domain), backbone.spec, runtime
+            ),
             backbone.spec,
             runtime,
         )
@@ -38,7 +41,7 @@ def office31(root: Path, runtime: Runtime) -> dict[str, FeatureStore]:
     }
 
 
-def only(store: FeatureStore, classes: Sequence[str], known: Sequence[str] | None = None) -> FeatureStore:
+def only(store: Store, classes: Sequence[str], known: Sequence[str] | None = None) -> Store:
     """The images of these classes. Labels are positions in `known` (by default `classes`); all other classes
     share one more label, that of the unknown."""
     assert store.labels is not None
@@ -48,5 +51,10 @@ def only(store: FeatureStore, classes: Sequence[str], known: Sequence[str] | Non
     used = torch.tensor([name in classes for name in store.classes])
     rows = used[store.labels].nonzero().flatten()
     labels = torch.tensor(numbers)[store.labels[rows]]
-    changed = {"pixels": store.pixels[rows], "kept": torch.arange(len(rows)), "paths": None, "key": None}
+    changed = {
+        "values": store.values[rows],
+        "positions": torch.arange(len(rows)),
+        "paths": None,
+        "key": None,
+    }
     return dataclasses.replace(store, **changed, labels=labels, classes=tuple(known))

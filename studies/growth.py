@@ -20,26 +20,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.adapt import adapt
-from usfan.compute.features import FeatureStore
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
-from usfan.scoring.mixture import centred_features, fit_mixture, fit_witness_space
-from usfan.scoring.neighbours import nearest_neighbours
+from usfan.data.store import Store
+from usfan.engine.runtime import start_runtime
+from usfan.maths.cluster_mixture import centred_features, fit_mixture, fit_witness_space
+from usfan.maths.neighbours import nearest_neighbours
 from usfan.training.source import train_source
+from usfan.workflow import adapt_model as adapt
 
-CLASSES, WIDTH = 100, 1280
+CLASSES = 100
+WIDTH = 1280
 
 
 def made(count: int, shift: float, seed: int) -> tuple[Tensor, Tensor]:
     """Clusters with positive, sparse features, as pooled ones are; `shift` moves all of them."""
     centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
-    own = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (count,), generator=own)
-    moved = shift * torch.randn(WIDTH, generator=own)
+    group = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=group)
+    moved = shift * torch.randn(WIDTH, generator=group)
     features = torch.empty(count, WIDTH)
     for rows in torch.arange(count).split(8192):
-        noise = torch.randn(len(rows), WIDTH, generator=own)
+        noise = torch.randn(len(rows), WIDTH, generator=group)
         features[rows] = (centres[labels[rows]] + 2 * noise + moved).relu()
     return features, labels
 
@@ -64,36 +65,60 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 20000, 200000])
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    runtime = start_runtime(RuntimeConfig(device=given.device))
+    options = parser.parse_args()
+    runtime = start_runtime(RuntimeConfig(device=options.device))
     names = tuple(f"class {number}" for number in range(CLASSES))
     features, labels = made(4000, 0.0, 1)
     weights = os.environ.get("WEIGHTS", "offline")
     source = train_source(
-        FeatureStore(features, torch.arange(len(labels)), labels, names),
+        Store(features, torch.arange(len(labels)), labels, names),
         backbone="tf_efficientnet_lite0", pretrained=weights, epochs=5, runtime=runtime,
     )  # fmt: skip
     rows = []
-    for size in given.sizes:
+    for size in options.sizes:
         features, labels = made(size, 0.3, 2)
-        store = FeatureStore(features, torch.arange(size), None, None)
+        store = Store(features, torch.arange(size), None, None)
         witness = features.to(runtime.device)
         if runtime.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        near = timed(runtime.device, lambda w=witness: nearest_neighbours(centred_features(w)[0], 3))[0]
+        near = timed(
+            runtime.device, lambda w=witness: nearest_neighbours(centred_features(w)[0], 3)
+        )[0]
         points = fit_witness_space(witness)
         said = torch.randn(size, CLASSES, device=runtime.device).log_softmax(1)
-        fit = timed(runtime.device, lambda p=points, w=witness, s=said: fit_mixture(p.project(w), s))[0]
+        fit = timed(
+            runtime.device, lambda p=points, w=witness, s=said: fit_mixture(p.project(w), s)
+        )[0]
         del points, said
-        settings = {"method": "u-sfan++", "tune": "new", "guard": False, "witness": witness, "setting": "closed"}
-        whole, model = timed(runtime.device, lambda s=settings, d=store: adapt(source, d, runtime=runtime, **s))
+        settings = {
+            "method": "u-sfan++",
+            "tune": "new",
+            "guard": False,
+            "witness": witness,
+            "setting": "closed",
+        }
+        whole, model = timed(
+            runtime.device, lambda s=settings, d=store: adapt(source, d, runtime=runtime, **s)
+        )
         predicted = model.passes.after.logits.argmax(dim=1).cpu()
-        row = {"images": size, "device": runtime.device.type, "threads": torch.get_num_threads(), "neighbours": near}
-        row |= {"clustering": fit, "adaptation": whole, "per_epoch": round((whole - near - fit) / 15, 2)}
-        row |= {"peak_gib": peak(runtime.device), "right": round(100 * float((predicted == labels).float().mean()), 1)}
+        row = {
+            "images": size,
+            "device": runtime.device.type,
+            "threads": torch.get_num_threads(),
+            "neighbours": near,
+        }
+        row |= {
+            "clustering": fit,
+            "adaptation": whole,
+            "per_epoch": round((whole - near - fit) / 15, 2),
+        }
+        row |= {
+            "peak_gib": peak(runtime.device),
+            "right": round(100 * float((predicted == labels).float().mean()), 1),
+        }
         rows.append(row)
         print(row, flush=True)
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

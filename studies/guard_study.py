@@ -25,73 +25,103 @@ from studies import old_guard
 from studies.corpus import digits
 from torch import Tensor
 
-from usfan.adaptation.guard import Guard, Kept, choose_epoch, estimated_accuracy, looked_at
+from usfan.adaptation.guard import (
+    Guard,
+    GuardDecision,
+    choose_epoch,
+    estimated_accuracy,
+    looked_at,
+)
 from usfan.adaptation.witness import thumbnails
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
-from usfan.reproduce.toy.model import make_domains
-from usfan.scoring.outputs import Outputs
+from usfan.data.store import Store
+from usfan.engine.runtime import start_runtime
+from usfan.maths.outputs import Outputs
+from usfan.study.toy_points import make_domains
 
 
 class Judges:
     """The features that the guard sees, by source and target."""
 
     def __init__(self, work: Path, file: Path) -> None:
-        self.work, self.file, self.runtime = work, file, start_runtime(RuntimeConfig(device="cpu"))
+        self.work = work
+        self.file = file
+        self.runtime = start_runtime(RuntimeConfig(device="cpu"))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019
     def features(self, source: str, target: str) -> Tensor:
         """N' × F of the images that are looked at."""
         name, *rest = target.split("/")
         if name == "toy":
-            points = make_domains([int(source.split("/")[-1])]).targets[rest[0]][0].T
+            points = make_domains(int(source.split("/")[-1])).targets[rest[0]]
             points = points - points.mean(dim=0)
             return (points / points.std())[looked_at(len(points))]
         if source.startswith("scratch"):
             images, labels = digits(self.file)[name]
-            images = torch.from_numpy(images[labels < int(rest[1])] if rest[1] != "None" else images)[:, None]
-            return thumbnails(PixelStore(images, torch.arange(len(images))), looked_at(len(images)), self.runtime)
+            images = torch.from_numpy(
+                images[labels < int(rest[1])] if rest[1] != "None" else images
+            )[:, None]
+            return thumbnails(
+                Store(images, torch.arange(len(images))), looked_at(len(images)), self.runtime
+            )
         *domain, shift, classes = target.split("/")
         place = "-".join(domain)
         table = torch.from_numpy(np.load(self.work / f"f-{place}-{shift}-lite2.npy"))
         if classes != "None":
-            table = table[torch.from_numpy(np.load(self.work / f"labels-{place}.npy")) < int(classes)]
+            table = table[
+                torch.from_numpy(np.load(self.work / f"labels-{place}.npy")) < int(classes)
+            ]
         return table[looked_at(len(table))]
 
 
 def kept_by_the_guard(
-    before: Outputs, path: Tensor, draws: Tensor, seen: Tensor, finite: dict[int, bool], last: int | None = None
-) -> tuple[Kept, dict[str, Any]]:
+    before: Outputs,
+    path: Tensor,
+    draws: Tensor,
+    seen: Tensor,
+    finite: dict[int, bool],
+    last: int | None = None,
+) -> tuple[GuardDecision, dict[str, Any]]:
     """The decision of the guard from the source model's outputs, E × N predictions, and for the images it looks at N' ×
     M labels of drawn heads and the judge's N' × F features; and the accuracy that it estimates for epoch `last`.
     `finite`: epochs to look at (by default the last one), and whether their loss was finite."""
-    guard, classes = Guard(enabled=True), before.probs.shape[1]
+    guard = Guard(enabled=True)
+    classes = before.probs.shape[1]
     guard.open(before, path[0], draws, seen, classes)
     guard.consider(0, before, path[0], {})
     for epoch, guard.loss_finite in sorted((finite or {len(path) - 1: True}).items()):
         now = torch.nn.functional.one_hot(path[epoch], classes).float()
         guard.consider(epoch, Outputs(now, now, now, now, now[:, 0]), path[epoch], {})
     last = len(path) - 1 if last is None else last
-    return choose_epoch(guard.history), estimated_accuracy(guard.history, kept=last, count=len(guard.rows))
+    return choose_epoch(guard.history), estimated_accuracy(
+        guard.history, kept=last, count=len(guard.rows)
+    )
 
 
 def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
     """What both guards do with a run."""
     key = f"{row['source']}|{row['target']}"
     stored = lambda name: torch.from_numpy(arrays[name])  # noqa: E731
-    probs, path = stored(f"{key}|probs").float(), stored(f"{row['run']}|path").long()
-    figures, near = stored(f"{row['run']}|validators"), stored(f"{key}|near-source").long()
-    posterior, setting = stored(f"{key}|posterior").float(), row.get("setting", "closed")
+    probs = stored(f"{key}|probs").float()
+    path = stored(f"{row['run']}|path").long()
+    figures = stored(f"{row['run']}|validators")
+    near = stored(f"{key}|near-source").long()
+    posterior = stored(f"{key}|posterior").float()
+    setting = row.get("setting", "closed")
     run = old_guard.Run(path, figures[:, 0], figures[:, 1], probs, posterior, near, setting)
     old = old_guard.kept_epoch(run)
     draws = stored(f"{key}|draws").long()[looked_at(len(path[0]))]
     outputs = Outputs(probs, probs, probs, posterior, probs[:, 0])
     last, _ = old_guard.ended(run)  # both guards call the same thing a collapse
-    finite = {epoch: bool(torch.isfinite(figures[epoch, 0])) for epoch in {last, min(last + 1, len(path) - 1)} - {0}}
+    finite = {
+        epoch: bool(torch.isfinite(figures[epoch, 0]))
+        for epoch in {last, min(last + 1, len(path) - 1)} - {0}
+    }
     seen = judges.features(row["source"], row["target"])
     kept, estimate = kept_by_the_guard(outputs, path, draws, seen, finite, last)
-    labels = arrays.get(f"{row['target']}|labels", arrays.get(f"{row['target']}|{row['source']}|labels"))
+    labels = arrays.get(
+        f"{row['target']}|labels", arrays.get(f"{row['target']}|{row['source']}|labels")
+    )
     right = [100 * float(np.mean(predicted == labels)) for predicted in path.numpy()]
     return {
         **row,
@@ -121,32 +151,42 @@ def outcome(rows: list[dict[str, Any]], kept: list[float]) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    always, never = (outcome(rows, [r[when] for r in rows])["loss"] for when in ("after", "before"))
+    always, never = (
+        outcome(rows, [r[when] for r in rows])["loss"] for when in ("after", "before")
+    )
     return {
         "runs": len(rows),
         **outcome(rows, [r["with_guard"] for r in rows]),
         "loss_always_adapting": always,
         "loss_never_adapting": never,
-        "kept": {name: sum(r["kept"] == name for r in rows) for name in ("adapted", "source", "undecided")},
+        "kept": {
+            name: sum(r["kept"] == name for r in rows)
+            for name in ("adapted", "source", "undecided")
+        },
         "old": outcome(rows, [r["with_old_guard"] for r in rows]),
     }
 
 
 def accuracy_error(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for when in ("before", "after"):
-        for name, chosen in (("good", [r for r in rows if not is_bad(r)]), ("bad", [r for r in rows if is_bad(r)])):
+        for name, chosen in (
+            ("good", [r for r in rows if not is_bad(r)]),
+            ("bad", [r for r in rows if is_bad(r)]),
+        ):
             if chosen:
                 true = [r["before"] if when == "before" else r["judged"] for r in chosen]
                 guesses = [r["estimate"][when] for r in chosen]
-                inside = [g["low"] <= t <= g["high"] for g, t in zip(guesses, true, strict=True)]
+                inside = [
+                    g["low"] <= t <= g["high"] for g, t in zip(guesses, true, strict=True)
+                ]
                 errors = [abs(g["value"] - t) for g, t in zip(guesses, true, strict=True)]
-                found[f"{when}_{name}"] = {
+                result[f"{when}_{name}"] = {
                     "runs": len(chosen),
                     "mean_absolute_error": statistics.fmean(errors),
                     "covered": statistics.fmean(inside),
                 }
-    return found
+    return result
 
 
 def main() -> None:
@@ -156,32 +196,53 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--digits", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows, judges = [], Judges(given.work, given.digits)
-    for folder in given.corpus:
-        arrays = dict(np.load(folder / f"{given.part}.npz"))
-        for line in (folder / f"{given.part}.jsonl").read_text().splitlines():
+    rows = []
+    judges = Judges(options.work, options.digits)
+    for folder in options.corpus:
+        arrays = dict(np.load(folder / f"{options.part}.npz"))
+        for line in (folder / f"{options.part}.jsonl").read_text().splitlines():
             row = json.loads(line)
-            if not (row["source"].startswith("scratch") and row["tune"] != "all"):  # rungs of the ladder
+            if not (
+                row["source"].startswith("scratch") and row["tune"] != "all"
+            ):  # rungs of the ladder
                 rows.append(judged(row, arrays, judges))
     kinds = defaultdict(list)
     for row in rows:
         kinds[row["kind"]].append(row)
-    found = {"part": given.part, "all": summary(rows), "estimated_accuracy": accuracy_error(rows)}
-    found["kinds"] = {kind: summary(own) for kind, own in sorted(kinds.items())}
-    names = ("kind", "source", "target", "method", "lr", "preset", "tune", "setting", "before", "after", "kept")
+    result = {
+        "part": options.part,
+        "all": summary(rows),
+        "estimated_accuracy": accuracy_error(rows),
+    }
+    result["kinds"] = {kind: summary(group) for kind, group in sorted(kinds.items())}
+    names = (
+        "kind",
+        "source",
+        "target",
+        "method",
+        "lr",
+        "preset",
+        "tune",
+        "setting",
+        "before",
+        "after",
+        "kept",
+    )
     more = ("with_guard", "with_old_guard", "judged", "estimate")
-    found["rows"] = [{n: tidy(r[n]) for n in (*names, *more) if r.get(n) is not None} for r in rows]
-    given.out.write_text(one_row_per_line(found))
-    for kind, own in {"all": found["all"], **found["kinds"]}.items():
-        print(kind, json.dumps(tidy(own)))
-    print(json.dumps(tidy(found["estimated_accuracy"]), indent=1))
+    result["rows"] = [
+        {n: tidy(r[n]) for n in (*names, *more) if r.get(n) is not None} for r in rows
+    ]
+    options.out.write_text(one_row_per_line(result))
+    for kind, group in {"all": result["all"], **result["kinds"]}.items():
+        print(kind, json.dumps(tidy(group)))
+    print(json.dumps(tidy(result["estimated_accuracy"]), indent=1))
 
 
-def one_row_per_line(found: dict[str, Any]) -> str:
-    rows = ",\n".join(json.dumps(row) for row in found["rows"])
-    return json.dumps({**found, "rows": ["ROWS"]}, indent=1).replace('"ROWS"', rows) + "\n"
+def one_row_per_line(result: dict[str, Any]) -> str:
+    rows = ",\n".join(json.dumps(row) for row in result["rows"])
+    return json.dumps({**result, "rows": ["ROWS"]}, indent=1).replace('"ROWS"', rows) + "\n"
 
 
 def tidy(value: Any) -> Any:

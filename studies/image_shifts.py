@@ -46,7 +46,11 @@ def posterised(image: Image.Image, seed: int = 0) -> Image.Image:
 
 
 CHOOSE: dict[str, Callable[..., Image.Image]] = {"blur": blur, "dark": dark}
-JUDGE: dict[str, Callable[..., Image.Image]] = {"lines": lines, "inverted": inverted, "posterised": posterised}
+JUDGE: dict[str, Callable[..., Image.Image]] = {
+    "lines": lines,
+    "inverted": inverted,
+    "posterised": posterised,
+}
 SHIFTS = {**CHOOSE, **JUDGE}
 
 
@@ -55,7 +59,11 @@ def decode(job: tuple[str, int, int, str | None]) -> np.ndarray:
     file, start, length, shift = job
     with open(file, "rb") as packed:
         packed.seek(start)
-        image = Image.open(io.BytesIO(packed.read(length))).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC)
+        image = (
+            Image.open(io.BytesIO(packed.read(length)))
+            .convert("RGB")
+            .resize((256, 256), Image.Resampling.BICUBIC)
+        )
     if shift is not None:
         image = SHIFTS[shift](image, start)
     return np.asarray(image).transpose(2, 0, 1)

@@ -31,26 +31,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import usfan
-from usfan.compute.features import BackboneAlone, FeatureStore, features_of
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
+from usfan.data.store import Store
+from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import Runtime, start_runtime
+from usfan.maths.label_first import label_first
+from usfan.maths.objectives import entropy
+from usfan.maths.outputs import Outputs
 from usfan.models.backbones import create_backbone
-from usfan.posterior.predictive import entropy
-from usfan.reproduce.digits import SOURCE_EPOCHS, TARGET_EPOCHS, load_mnist5k, load_uci, train_digits
-from usfan.scoring.label_first import label_first
-from usfan.scoring.outputs import Outputs
+from usfan.study.digits import TARGET_EPOCHS, load_mnist5k, load_uci, train_digits
 
 RULES = ("random", "doubt", "clusters", "label_first")
 BACKBONE = "tf_efficientnet_lite0"
-Task = tuple[str, int, Any, PixelStore, dict[str, Any]]
+Task = tuple[str, int, Any, Store, dict[str, Any]]
 """Name, seed, source model, target with labels, settings of `adapt`."""
 
 
-def office31(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
-    domains = {name: features(given, name, runtime) for name in ("amazon", "dslr", "webcam")}
-    for source, seed in itertools.product(domains, range(given.seeds)):
+def office31(options: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
+    domains = {name: features(options, name, runtime) for name in ("amazon", "dslr", "webcam")}
+    for source, seed in itertools.product(domains, range(options.seeds)):
         settings = {"backbone": BACKBONE, "pretrained": "offline", "tune": "new", "seed": seed}
         model = usfan.train_source(domains[source], runtime=runtime, progress=False, **settings)
         for target in domains:
@@ -58,30 +58,37 @@ def office31(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
                 yield f"{source}→{target}", seed, model, domains[target], {}
 
 
-def features(given: argparse.Namespace, domain: str, runtime: Runtime) -> FeatureStore:
+def features(options: argparse.Namespace, domain: str, runtime: Runtime) -> Store:
     """Features of the frozen backbone, from the file of an earlier run or computed now."""
-    data, file = usfan.ImageData(given.data / domain), given.work / f"{domain}.safetensors"
+    data = usfan.ImageData(options.data / domain)
+    file = options.work / f"{domain}.safetensors"
     if not file.is_file():
         backbone = create_backbone(BACKBONE, "offline")
         store = engine_store(data, backbone.spec, runtime)
-        found = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime)
-        assert found.labels is not None
-        save_file({"features": found.pixels.contiguous(), "labels": found.labels}, file)
+        result = features_of(BackboneAlone(backbone.module), store, backbone.spec, runtime)
+        assert result.labels is not None
+        save_file({"features": result.values.contiguous(), "labels": result.labels}, file)
     kept = load_file(file)
-    return FeatureStore(kept["features"], torch.arange(len(kept["labels"])), kept["labels"], data.classes)
+    return Store(
+        kept["features"], torch.arange(len(kept["labels"])), kept["labels"], data.classes
+    )
 
 
-def digits(given: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
+def digits(options: argparse.Namespace, runtime: Runtime) -> Iterator[Task]:
     sets = {"mnist": load_mnist5k(), "uci": load_uci()}
-    for (source, target), seed in itertools.product(itertools.permutations(sets), range(given.seeds)):
-        model = train_digits(sets[source], runtime, seed, SOURCE_EPOCHS[source])
+    for (source, target), seed in itertools.product(
+        itertools.permutations(sets), range(options.seeds)
+    ):
+        model = train_digits(sets[source], source, runtime, seed=seed)
         store = engine_store(sets[target], model.spec, runtime)
         yield f"{source}→{target}", seed, model, store, {"epochs": TARGET_EPOCHS[target]}
 
 
 def choices(outputs: Outputs, count: int, seed: int) -> dict[str, Tensor]:
     even = torch.full_like(outputs.posterior_probs, 1 / outputs.posterior_probs.shape[1])
-    plain = Outputs(outputs.features, outputs.logits, outputs.probs, even, outputs.mutual_information)
+    plain = Outputs(
+        outputs.features, outputs.logits, outputs.probs, even, outputs.mutual_information
+    )
     generator = torch.Generator().manual_seed(1000 + seed)
     return {
         "random": torch.randperm(len(outputs), generator=generator)[:count],
@@ -95,17 +102,32 @@ def run(task: Task, rules: tuple[str, ...], runtime: Runtime) -> dict[str, Any]:
     name, seed, source, store, settings = task
     labels = store.labels
     assert labels is not None
-    settings = {**settings, "seed": seed, "guard": False, "label_folds": 0, "runtime": runtime, "progress": False}
+    settings = {
+        **settings,
+        "seed": seed,
+        "guard": False,
+        "runtime": runtime,
+        "progress": False,
+    }
     plain = usfan.adapt(source, store, **settings)
-    found = choices(plain.passes.after, len(source.classes), seed)
-    chosen = {rule: found[rule] for rule in rules}
+    result = choices(plain.passes.after, len(source.classes), seed)
+    chosen = {rule: result[rule] for rule in rules}
     judged = torch.ones(len(store), dtype=torch.bool)
     judged[torch.cat(list(chosen.values()))] = False
 
     def accuracy(outputs: Outputs) -> float:
-        return round(100 * float((outputs.logits.argmax(dim=1).cpu() == labels)[judged].double().mean()), 3)
+        return round(
+            100 * float((outputs.logits.argmax(dim=1).cpu() == labels)[judged].double().mean()),
+            3,
+        )
 
-    row = {"task": name, "seed": seed, "method": plain.method, "images": len(store), "judged": int(judged.sum())}
+    row = {
+        "task": name,
+        "seed": seed,
+        "method": plain.method,
+        "images": len(store),
+        "judged": int(judged.sum()),
+    }
     row |= {"source": accuracy(plain.passes.before), "adapted": accuracy(plain.passes.after)}
     for rule, picked in chosen.items():
         table = torch.full((len(store),), -1)
@@ -139,15 +161,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=("random", "label_first"))
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     runtime = start_runtime(RuntimeConfig(device="cpu"))
-    rows, names = [], ("source", "adapted", *given.rules)
-    for task in {"office31": office31, "digits": digits}[given.benchmark](given, runtime):
+    rows = []
+    names = ("source", "adapted", *options.rules)
+    for task in {"office31": office31, "digits": digits}[options.benchmark](options, runtime):
         started = time.perf_counter()
-        rows.append(run(task, tuple(given.rules), runtime))
+        rows.append(run(task, tuple(options.rules), runtime))
         print(json.dumps(rows[-1]), f"{time.perf_counter() - started:.0f} s", flush=True)
-    command = f"python studies/label_first.py {given.benchmark}{' DATA --work DIR' if given.data else ''}"
+    command = f"python studies/label_first.py {options.benchmark}{' DATA --work DIR' if options.data else ''}"
     figures = {
         "what": "accuracy in % on the images that no rule chose, after adapting with one label per class",
         "command": command,
@@ -155,8 +178,8 @@ def main() -> None:
         "rows": rows,
     }
     print(json.dumps({k: v for k, v in figures.items() if k != "rows"}, indent=2))
-    if given.out is not None:
-        given.out.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,22 +26,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.class_sets import BACKBONE, DOMAINS, TASKS, WEIGHTS, classes_of, load_features, store_of
+from studies.class_sets import (
+    BACKBONE,
+    DOMAINS,
+    TASKS,
+    WEIGHTS,
+    classes_of,
+    load_features,
+    store_of,
+)
 
-from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.witness import testimony
-from usfan.artifacts.model import load_model
 from usfan.config import RuntimeConfig
-from usfan.evaluation.evaluate import score_outputs
+from usfan.metrics.evaluate import score_outputs
+from usfan.store.model import load_model
 from usfan.training.source import train_source
+from usfan.workflow import adapt_model as adapt
 
 EVERY = list(range(31))
 OTHER = "tf_efficientnet_lite2"
 VARIANTS: dict[str, dict[str, Any]] = {
     name: {"method": name}
     for name, method in METHODS.items()
-    if not any(term.needs_pixels for term in method.all_terms) and name not in ("tent", "bn-adapt")
+    if not any(term.needs_pixels for term in method.all_terms)
+    and name not in ("tent", "bn-adapt")
 } | {
     "u-sfan++ auto": {"method": "u-sfan++", "setting": "auto"},
     "u-sfan++ point": {"method": "u-sfan++", "uncertainty": "point"},
@@ -56,31 +65,51 @@ def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     runtime = RuntimeConfig(device="cpu")
     trained = store_of(features[source], EVERY, EVERY, None)
-    model = train_source(trained, backbone=BACKBONE, pretrained=WEIGHTS, seed=seed, epochs=epochs, runtime=runtime)
-    found = []
+    model = train_source(
+        trained,
+        backbone=BACKBONE,
+        pretrained=WEIGHTS,
+        seed=seed,
+        epochs=epochs,
+        runtime=runtime,
+    )
+    result = []
     for target in DOMAINS:
         if target == source:
             continue
         store = store_of(features[target], EVERY, EVERY, None)
         seen = testimony(features[target].whole, classes_of())
-        runs = [(name, given, seen) for name, given in VARIANTS.items()]
-        runs.append(("u-sfan++ crops, features only", {"method": "u-sfan++"}, store.pixels))
+        runs = [(name, options, seen) for name, options in VARIANTS.items()]
+        runs.append(("u-sfan++ crops, features only", {"method": "u-sfan++"}, store.values))
         runs.append(("u-sfan++ features only", {"method": "u-sfan++"}, features[target].whole))
         if other is not None:
-            runs.append(("u-sfan++ Lite2", {"method": "u-sfan++"}, testimony(other[target].whole, classes_of(OTHER))))
-        for name, given, witness in runs:
+            runs.append(
+                (
+                    "u-sfan++ Lite2",
+                    {"method": "u-sfan++"},
+                    testimony(other[target].whole, classes_of(OTHER)),
+                )
+            )
+        for name, options, witness in runs:
             if methods and name not in methods:
                 continue
             started = time.perf_counter()
-            needed = {"witness": witness} if METHODS[given["method"]].needs_witness else {}
-            settings = {"guard": False, "seed": seed, "tune": "new", "setting": "closed", **needed, **given}
+            needed = {"witness": witness} if METHODS[options["method"]].needs_witness else {}
+            settings = {
+                "guard": False,
+                "seed": seed,
+                "tune": "new",
+                "setting": "closed",
+                **needed,
+                **options,
+            }
             adapted = adapt(model, store, runtime=runtime, **settings)
             assert adapted.passes is not None
             scores = score_outputs(adapted.passes.after, store.labels, adapted)  # type: ignore[arg-type]
             row = {"method": name, "task": f"{source}-{target}", "seed": seed}
             row |= {k: round(scores[k], 2) for k in ("accuracy", "ece", "posterior_ece")}
-            found.append({**row, "seconds": round(time.perf_counter() - started, 2)})
-    return found
+            result.append({**row, "seconds": round(time.perf_counter() - started, 2)})
+    return result
 
 
 SLOW = ("lsc", "cowa", "shot++")  # last, in case the time does not suffice
@@ -90,11 +119,14 @@ TUNED: dict[str, Any] = {}  # of one process: pixels by domain, the runtime
 def begin_tuning(packed: str, out: Path) -> None:
     from studies.corpus import Data
 
-    from usfan.compute.runtime import start_runtime
+    from usfan.engine.runtime import start_runtime
 
     torch.set_num_threads(2)
     data = Data(Path(packed), out / "pixels", 1)
-    TUNED.update({domain: data.store(f"office31/{domain}") for domain in DOMAINS}, runtime=start_runtime(None))
+    TUNED.update(
+        {domain: data.store(f"office31/{domain}") for domain in DOMAINS},
+        runtime=start_runtime(None),
+    )
 
 
 def tune_source(job: tuple[Any, ...]) -> None:
@@ -108,38 +140,55 @@ def tune_target(job: tuple[Any, ...]) -> dict[str, Any] | None:
     if time.time() > ends:
         return None
     started = time.perf_counter()
-    own = {"witness": f"{BACKBONE}:{WEIGHTS}"} if METHODS[method].needs_witness else {}
-    settings = {"preset": "shot", "method": method, "seed": seed, "runtime": TUNED["runtime"], **own}
+    group = {"witness": f"{BACKBONE}:{WEIGHTS}"} if METHODS[method].needs_witness else {}
+    settings = {
+        "preset": "shot",
+        "method": method,
+        "seed": seed,
+        "runtime": TUNED["runtime"],
+        **group,
+    }
     adapted = adapt(load_model(folder), TUNED[target], **settings)
     assert adapted.passes is not None
     scores = score_outputs(adapted.passes.after, TUNED[target].labels, adapted)  # type: ignore[arg-type]
-    row = {"method": method, "task": f"{source}-{target}", "seed": seed, "accuracy": round(scores["accuracy"], 2)}
+    row = {
+        "method": method,
+        "task": f"{source}-{target}",
+        "seed": seed,
+        "accuracy": round(scores["accuracy"], 2),
+    }
     return {**row, "seconds": round(time.perf_counter() - started, 2)}
 
 
-def full_tuning(given: argparse.Namespace) -> list[dict[str, Any]]:
+def full_tuning(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every method from fine-tuned source models, the whole network moving. Runs that share the GPU take turns on it,
     so their seconds are upper bounds."""
     from studies.corpus import Data
 
-    ends, saved = time.time() + given.seconds, given.out / "rows.jsonl"
-    rows = [json.loads(line) for line in saved.read_text().splitlines()] if saved.is_file() else []
+    ends = time.time() + options.seconds
+    saved = options.out / "rows.jsonl"
+    rows = (
+        [json.loads(line) for line in saved.read_text().splitlines()] if saved.is_file() else []
+    )
     done = {(row["seed"], row["task"], row["method"]) for row in rows}
-    data = Data(Path(given.packed), given.out / "pixels", given.jobs)
+    data = Data(Path(options.packed), options.out / "pixels", options.jobs)
     for domain in DOMAINS:
         data.store(f"office31/{domain}")
     methods = [m for m in METHODS if m not in SLOW] + list(SLOW)
     jobs = [
-        (seed, source, target, method, given.out / f"{seed}-{source}", ends)
+        (seed, source, target, method, options.out / f"{seed}-{source}", ends)
         for method in methods
-        for seed, (source, target) in itertools.product(given.seeds, TASKS)
+        for seed, (source, target) in itertools.product(options.seeds, TASKS)
         if (seed, f"{source}-{target}", method) not in done
     ]
     sources = dict.fromkeys((seed, source, folder) for seed, source, _, _, folder, _ in jobs)
     start = multiprocessing.get_context("spawn").Pool
-    with start(given.jobs, begin_tuning, (given.packed, given.out)) as pool, saved.open("a") as f:
-        pool.map(tune_source, [(*source, given.epochs) for source in sources], chunksize=1)
-        print(f"source models after {given.seconds - ends + time.time():.0f} s", flush=True)
+    with (
+        start(options.jobs, begin_tuning, (options.packed, options.out)) as pool,
+        saved.open("a") as f,
+    ):
+        pool.map(tune_source, [(*source, options.epochs) for source in sources], chunksize=1)
+        print(f"source models after {options.seconds - ends + time.time():.0f} s", flush=True)
         for row in pool.imap_unordered(tune_target, jobs):
             if row is not None:
                 rows.append(row)
@@ -151,20 +200,28 @@ def full_tuning(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     tasks = ["-".join(task) for task in TASKS]
-    lines = ["| method | " + " | ".join(tasks) + " | mean | by seed | s |", "|---|" + "---:|" * (len(tasks) + 3)]
+    lines = [
+        "| method | " + " | ".join(tasks) + " | mean | by seed | s |",
+        "|---|" + "---:|" * (len(tasks) + 3),
+    ]
     by: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by[row["method"]].append(row)
-    for method, own in by.items():
-        each = [[r["accuracy"] for r in own if r["task"] == task] for task in tasks]
+    for method, group in by.items():
+        each = [[r["accuracy"] for r in group if r["task"] == task] for task in tasks]
         if not all(each):
             continue
         means = [sum(v) / len(v) for v in each]
-        seeds = [[r["accuracy"] for r in own if r["seed"] == s] for s in sorted({r["seed"] for r in own})]
+        seeds = [
+            [r["accuracy"] for r in group if r["seed"] == s]
+            for s in sorted({r["seed"] for r in group})
+        ]
         shown = " ".join(f"{sum(v) / len(v):.1f}" for v in seeds)
-        seconds = sum(r["seconds"] for r in own) / len(own)
+        seconds = sum(r["seconds"] for r in group) / len(group)
         cells = " | ".join(f"{m:.1f}" for m in means)
-        lines.append(f"| {method} | {cells} | {sum(means) / len(means):.2f} | {shown} | {seconds:.1f} |")
+        lines.append(
+            f"| {method} | {cells} | {sum(means) / len(means):.2f} | {shown} | {seconds:.1f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -179,21 +236,28 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100, help="of stage 1, at most")
     parser.add_argument("--methods", nargs="+", help="of the frozen table; all by default")
     parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.packed:
-        print(table(full_tuning(given)))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.packed:
+        print(table(full_tuning(options)))
         return
-    features = load_features(None, given.features)
-    other = load_features(None, given.witness, OTHER) if given.witness else None
-    jobs = [(seed, source, features, other, given.epochs, given.methods) for seed in given.seeds for source in DOMAINS]
+    features = load_features(None, options.features)
+    other = load_features(None, options.witness, OTHER) if options.witness else None
+    jobs = [
+        (seed, source, features, other, options.epochs, options.methods)
+        for seed in options.seeds
+        for source in DOMAINS
+    ]
     rows: list[dict[str, Any]] = []
-    with multiprocessing.get_context("fork").Pool(given.jobs) as pool, (given.out / "rows.jsonl").open("w") as file:
-        for found in pool.imap_unordered(one_source, jobs):
-            rows += found
-            file.writelines(json.dumps(row) + "\n" for row in found)
+    with (
+        multiprocessing.get_context("fork").Pool(options.jobs) as pool,
+        (options.out / "rows.jsonl").open("w") as file,
+    ):
+        for result in pool.imap_unordered(one_source, jobs):
+            rows += result
+            file.writelines(json.dumps(row) + "\n" for row in result)
             file.flush()
-            (given.out / "table.md").write_text(table(rows))
+            (options.out / "table.md").write_text(table(rows))
     print(table(rows))
 
 

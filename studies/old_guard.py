@@ -17,12 +17,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.scoring.calibration import entropies
-from usfan.scoring.validators import collapse
+from usfan.maths.objectives import entropy
+from usfan.maths.validators import collapse
 
-TRUSTED, WITNESS, MOVED = 0.6, 0.4, 0.05
-SCATTERED, TORN, TOGETHER, MOVES = 0.02, 0.03, 0.15, (0.02, 0.5)
-SEVERAL, ENOUGH, PER_PREDICTED, INFORMED = 4, 100, 6, 0.1
+TRUSTED = 0.6
+WITNESS = 0.4
+MOVED = 0.05
+SCATTERED = 0.02
+TORN = 0.03
+TOGETHER = 0.15
+MOVES = (0.02, 0.5)
+SEVERAL = 4
+ENOUGH = 100
+PER_PREDICTED = 6
+INFORMED = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ def kept_epoch(run: Run) -> int:
             best = epoch
     if swapped(run, best, knowledge) or (not collapsed and alike[last] < alike[0] - TORN):
         return 0
-    spread = float(entropies(run.probs.double().mean(dim=0)[None]))
+    spread = float(entropy(run.probs.double().mean(dim=0)))
     if asked and not partial and spread >= math.log(SEVERAL):
         for epoch in {best} if collapsed else {best, last}:
             moved = float((run.path[epoch] != run.path[0]).double().mean())
@@ -85,7 +93,7 @@ def ended(run: Run) -> tuple[int, bool]:
 
 def information_share(probs: Tensor) -> float:
     """Information of the predictions as a share of log K."""
-    information = entropies(probs.mean(dim=0)[None])[0] - entropies(probs).mean()
+    information = entropy(probs.double().mean(dim=0)) - entropy(probs.double()).mean()
     return float(information) / math.log(probs.shape[1])
 
 
@@ -94,7 +102,8 @@ def swapped(run: Run, epoch: int, knowledge: float) -> bool:
     moved = run.path[epoch] != run.path[0]
     if knowledge < WITNESS or float(moved.double().mean()) < MOVED or bool(moved.all()):
         return False
-    certainty = torch.exp(-entropies(run.posterior))
-    low, high = certainty[moved], certainty[~moved]
+    certainty = torch.exp(-entropy(run.posterior.double()))
+    low = certainty[moved]
+    high = certainty[~moved]
     below = (low[:, None] < high).double().mean() + 0.5 * (low[:, None] == high).double().mean()
     return float(below) < TRUSTED

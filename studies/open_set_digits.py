@@ -22,8 +22,8 @@ from studies.variants import Variant  # noqa: E402
 import usfan  # noqa: E402
 from usfan.adaptation.methods import METHODS  # noqa: E402
 from usfan.adaptation.terms.separation import Separation  # noqa: E402
-from usfan.evaluation.evaluate import score_outputs  # noqa: E402
-from usfan.reproduce.digits import load_mnist5k, load_uci  # noqa: E402
+from usfan.metrics.evaluate import score_outputs  # noqa: E402
+from usfan.study.digits import load_mnist5k, load_uci  # noqa: E402
 
 
 def main() -> None:
@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    mnist, uci = load_mnist5k(), load_uci()
+    mnist = load_mnist5k()
+    uci = load_uci()
     known = mnist.subset((mnist.labels < 6).nonzero().flatten()).match_classes(tuple("012345"))
     rows = []
     for seed in options.seeds:
@@ -42,23 +43,38 @@ def main() -> None:
             (m, s) for s in (0.0, 1.0) for m in ("shot-im", "u-sfan", "u-sfan+")
         ]:
             more = () if METHODS[method].has(Separation) or not separation else (Separation,)
-            variant = Variant(f"{method} {separation}", method, "", {"separation": separation}, more=more)
-            given = {"setting": "open", "epochs": options.epochs, "seed": seed}
-            model = adapt_variant(variant, source, uci, **given)
-            found = score_outputs(model.passes.after, labels, model, open_set=True)
-            row = {"method": method, "separation": separation, "seed": seed, "kept": model.history["kept_epoch"]}
-            row |= {k: found[k] for k in ("hos", "os", "os_star", "unknown_accuracy", "auroc_unknown")}
-            row["by_score"] = {k: v["hos"] for k, v in found["by_score"].items()}
+            variant = Variant(
+                f"{method} {separation}", method, "", {"separation": separation}, more=more
+            )
+            arguments = {"setting": "open", "epochs": options.epochs, "seed": seed}
+            model = adapt_variant(variant, source, uci, **arguments)
+            result = score_outputs(model.passes.after, labels, model, open_set=True)
+            row = {
+                "method": method,
+                "separation": separation,
+                "seed": seed,
+                "kept": model.history["kept_epoch"],
+            }
+            row |= {
+                k: result[k]
+                for k in ("hos", "os", "os_star", "unknown_accuracy", "auroc_unknown")
+            }
+            row["by_score"] = {k: v["hos"] for k, v in result["by_score"].items()}
             row["seconds"] = model.history["seconds"]
             rows.append(row)
             print(
-                {k: round(v, 1) if isinstance(v, float) else v for k, v in row.items() if k != "by_score"},
+                {
+                    k: round(v, 1) if isinstance(v, float) else v
+                    for k, v in row.items()
+                    if k != "by_score"
+                },
                 {k: round(v, 1) for k, v in row["by_score"].items()},
                 flush=True,
             )
     if options.out:
         options.out.write_text(
-            json.dumps({"command": "python studies/open_set_digits.py", "rows": rows}, indent=1) + "\n"
+            json.dumps({"command": "python studies/open_set_digits.py", "rows": rows}, indent=1)
+            + "\n"
         )
 
 

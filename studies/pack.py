@@ -23,7 +23,8 @@ DOMAINS = ("office31/amazon", "office31/dslr", "office31/webcam", "pacs/photo", 
 
 
 def main() -> None:
-    root, out = Path(sys.argv[1]), Path(sys.argv[2])
+    root = Path(sys.argv[1])
+    out = Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
     index: list[tuple[str, str, int, int]] = []
     with open(out / "images.bin", "wb") as packed:
@@ -32,7 +33,11 @@ def main() -> None:
                 content = path.read_bytes()
                 if domain.startswith("office31"):
                     buffer = io.BytesIO()
-                    image = Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC)
+                    image = (
+                        Image.open(path)
+                        .convert("RGB")
+                        .resize((256, 256), Image.Resampling.BICUBIC)
+                    )
                     image.save(buffer, "webp", quality=72, method=2)
                     content = buffer.getvalue()
                 index.append((domain, path.parent.name, packed.tell(), len(content)))
@@ -41,7 +46,10 @@ def main() -> None:
     for number in (0, 2):
         state = create_backbone(f"tf_efficientnet_lite{number}", "offline").module.state_dict()
         half = {name: t.half() if t.is_floating_point() else t for name, t in state.items()}
-        save_file({name: t.contiguous() for name, t in half.items()}, out / f"lite{number}.safetensors")
+        save_file(
+            {name: t.contiguous() for name, t in half.items()},
+            out / f"lite{number}.safetensors",
+        )
 
 
 if __name__ == "__main__":

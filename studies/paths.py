@@ -8,18 +8,26 @@ from typing import Any
 
 from torch import Tensor
 
-from usfan.artifacts.model import AdaptedModel
+from usfan.store.model import AdaptedModel
 
 
 def path_of(model: AdaptedModel, labels: Tensor) -> dict[str, list[float]]:
     assert model.passes is not None
     labels = labels.to(model.passes.path[0].device)
-    path = {"accuracy": [round(100 * float((p == labels).double().mean()), 2) for p in model.passes.path]}
+    path = {
+        "accuracy": [
+            round(100 * float((p == labels).double().mean()), 2) for p in model.passes.path
+        ]
+    }
     for name in model.history["records"][0]["validators"]:
-        path[name] = [round(record["validators"][name], 4) for record in model.history["records"]]
+        path[name] = [
+            round(record["validators"][name], 4) for record in model.history["records"]
+        ]
     return path
 
 
 def write_rows(path: Path, command: str, rows: list[dict[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    path.write_text(f'{{"command": {json.dumps(command)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    path.write_text(
+        f'{{"command": {json.dumps(command)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8"
+    )

@@ -5,8 +5,9 @@
 
 ROOT holds Office-31; the folder holds mnist.npz and usps.npz. Every domain is the target once, and the two others are
 the sources, trained separately. A row has the accuracy of each adapted source alone, of their mixtures by every rule of
-`usfan.scoring.mixing`, of the mixture by certainty before adaptation, and (Office-31) of DECISION: the bottlenecks of
-both sources and their weights trained together, information maximisation and 0.3 × cross-entropy on pseudo-labels.
+`usfan.maths.source_mixture`, of the mixture by certainty before adaptation, and (Office-31) of DECISION: the
+bottlenecks of both sources and their weights trained together, information maximisation and 0.3 × cross-entropy on
+pseudo-labels.
 Figures are those of the model after the last epoch. Labels are used only for the figures.
 """
 
@@ -30,37 +31,45 @@ from studies.frozen import CLOSED, OFFICE, office31  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 
 import usfan  # noqa: E402
-from usfan.artifacts.model import AdaptedModel, SourceModel  # noqa: E402
-from usfan.compute.features import on_features  # noqa: E402
-from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.config import MIXINGS, RuntimeConfig  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
-from usfan.evaluation.metrics import calibration_metrics  # noqa: E402
-from usfan.reproduce.digits import DIGITS, load_uci  # noqa: E402
-from usfan.scoring.mixing import choose_shares, mixed, source_weights  # noqa: E402
-from usfan.scoring.objectives import diversity, sample_entropy  # noqa: E402
+from usfan.engine.features import on_features  # noqa: E402
+from usfan.engine.runtime import start_runtime  # noqa: E402
+from usfan.maths.objectives import diversity, recipe_entropy  # noqa: E402
+from usfan.maths.source_mixture import choose_shares, mixed, source_weights  # noqa: E402
+from usfan.metrics.metrics import calibration_metrics  # noqa: E402
+from usfan.store.model import AdaptedModel, SourceModel  # noqa: E402
+from usfan.study.digits import DIGITS, load_uci  # noqa: E402
 
 SEEDS = (2019, 2020, 2021)
 DIGIT_COUNT = 3_000
 """Images of MNIST and USPS; UCI has 1,797."""
-EPOCHS, BATCH, LR, PSEUDO = 15, 64, 1e-2, 0.3
+EPOCHS = 15
+BATCH = 64
+LR = 1e-2
+PSEUDO = 0.3
 
 
 def mixtures(members: list[AdaptedModel], labels: Tensor) -> dict[str, Any]:
     """Accuracy and calibration of every mixture of these members, and the shares of the first source."""
     passes = [model.passes for model in members if model.passes is not None]
-    before, after = [one.before for one in passes], [one.after for one in passes]
+    before = [one.before for one in passes]
+    after = [one.after for one in passes]
     row: dict[str, Any] = {"single": [right(out.probs, labels) for out in after]}
     row["single_before"] = [right(out.probs, labels) for out in before]
     for mixing in MIXINGS:
         shares = choose_shares(mixing, before, after)
-        found = mixed(after, source_weights(after, shares, by_certainty=mixing == "certainty"))
-        row[mixing] = right(found.probs, labels)
-        row[f"{mixing}_ece"] = round(calibration_metrics(found.posterior_probs, labels)["ece"], 2)
+        result = mixed(after, source_weights(after, shares, by_certainty=mixing == "certainty"))
+        row[mixing] = right(result.probs, labels)
+        row[f"{mixing}_ece"] = round(
+            calibration_metrics(result.posterior_probs, labels)["ece"], 2
+        )
         row[f"{mixing}_share"] = round(float(shares[0]), 3)
     plain = source_weights(after, torch.full((len(after),), 1 / len(after)), by_certainty=True)
     row["certainty as it is"] = right(mixed(after, plain).probs, labels)
-    unadapted = source_weights(before, choose_shares("certainty", before, before), by_certainty=True)
+    unadapted = source_weights(
+        before, choose_shares("certainty", before, before), by_certainty=True
+    )
     row["certainty of the source models"] = right(mixed(after, unadapted).probs, labels)
     return row
 
@@ -69,7 +78,9 @@ def right(probs: Tensor, labels: Tensor) -> float:
     return round(100 * float((probs.argmax(dim=1) == labels).double().mean()), 2)
 
 
-def decision(sources: list[SourceModel], features: Tensor, seed: int) -> tuple[Tensor, list[float]]:
+def decision(
+    sources: list[SourceModel], features: Tensor, seed: int
+) -> tuple[Tensor, list[float]]:
     """DECISION on frozen features N × F: probabilities N × K of the last iterate, and the weights of the sources."""
     torch.manual_seed(seed)
     networks = [on_features(copy.deepcopy(model.classifier)) for model in sources]
@@ -89,17 +100,23 @@ def decision(sources: list[SourceModel], features: Tensor, seed: int) -> tuple[T
             for group in optimiser.param_groups:
                 group["lr"] = LR * (1 + 10 * done / steps) ** -0.75
             probs = mixture_of(networks, weights, features[rows], train=True)
-            loss = sample_entropy(probs).mean() + diversity(probs.mean(dim=0))
-            loss = loss + PSEUDO * torch.nn.functional.nll_loss(probs.clamp_min(1e-12).log(), labels[rows])
+            loss = recipe_entropy(probs).mean() + diversity(probs.mean(dim=0))
+            loss = loss + PSEUDO * torch.nn.functional.nll_loss(
+                probs.clamp_min(1e-12).log(), labels[rows]
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             done += 1
     with torch.no_grad():
-        return mixture_of(networks, weights, features), [round(v, 3) for v in weights.softmax(dim=0).tolist()]
+        return mixture_of(networks, weights, features), [
+            round(v, 3) for v in weights.softmax(dim=0).tolist()
+        ]
 
 
-def mixture_of(networks: list[Any], weights: Tensor, features: Tensor, *, train: bool = False) -> Tensor:
+def mixture_of(
+    networks: list[Any], weights: Tensor, features: Tensor, *, train: bool = False
+) -> Tensor:
     parts = [network.train(train)(features)[1].softmax(dim=1) for network in networks]
     return torch.einsum("s,snk->nk", weights.softmax(dim=0), torch.stack(parts))
 
@@ -108,7 +125,10 @@ def mixture_of(networks: list[Any], weights: Tensor, features: Tensor, *, train:
 def pseudo_labels(networks: list[Any], weights: Tensor, features: Tensor) -> Tensor:
     """Nearest centroids, in two rounds; distances in each source's features are weighted like the sources."""
     probs = mixture_of(networks, weights, features)
-    spaces = [torch.nn.functional.normalize(network.eval()(features)[0], dim=1) for network in networks]
+    spaces = [
+        torch.nn.functional.normalize(network.eval()(features)[0], dim=1)
+        for network in networks
+    ]
     for _ in range(2):
         distance = torch.zeros_like(probs)
         for share, space in zip(weights.softmax(dim=0), spaces, strict=True):
@@ -123,52 +143,92 @@ def run_office(root: Path, cache: str | None, seeds: list[int], out: Path) -> No
     domains = office31(root, start_runtime(RuntimeConfig(device="cpu", cache=cache)))
     rows: list[dict[str, Any]] = []
     for seed in seeds:
-        sources = {d: usfan.train_source(domains[d], **CLOSED, seed=seed, device="cpu") for d in OFFICE}
+        sources = {
+            d: usfan.train_source(domains[d], **CLOSED, seed=seed, device="cpu") for d in OFFICE
+        }
         for target in OFFICE:
-            store, others = domains[target], OFFICE.replace(target, "")
+            store = domains[target]
+            others = OFFICE.replace(target, "")
             assert store.labels is not None
             common = {"task": f"{'+'.join(others)}→{target}", "seed": seed}
             for method in ("u-sfan", "u-sfan++"):
-                seen = {"witness": store.pixels} if method == "u-sfan++" else {}
-                given = {"seed": seed, "guard": False, "tune": "new", "progress": False, "device": "cpu", **seen}
+                seen = {"witness": store.values} if method == "u-sfan++" else {}
+                arguments = {
+                    "seed": seed,
+                    "guard": False,
+                    "tune": "new",
+                    "progress": False,
+                    "device": "cpu",
+                    **seen,
+                }
                 began = time.process_time()
-                members = [usfan.adapt(sources[s], store, method, **given) for s in others]
+                members = [usfan.adapt(sources[s], store, method, **arguments) for s in others]
                 seconds = round(time.process_time() - began, 1)
-                rows.append({**common, "method": method, "seconds": seconds, **mixtures(members, store.labels)})
+                rows.append(
+                    {
+                        **common,
+                        "method": method,
+                        "seconds": seconds,
+                        **mixtures(members, store.labels),
+                    }
+                )
                 print(rows[-1], flush=True)
             began = time.process_time()
-            probs, shares = decision([sources[s] for s in others], store.pixels, seed)
+            probs, shares = decision([sources[s] for s in others], store.values, seed)
             seconds = round(time.process_time() - began, 1)
-            row = {**common, "method": "decision", "seconds": seconds, "joint": right(probs, store.labels)}
+            row = {
+                **common,
+                "method": "decision",
+                "seconds": seconds,
+                "joint": right(probs, store.labels),
+            }
             rows.append({**row, "shares": shares})
             print(rows[-1], flush=True)
         write_rows(out, "python studies/several_sources.py office31 ROOT --cache DIR", rows)
 
 
 def digit_domains(folder: Path) -> dict[str, ImageData]:
-    found = {"uci": load_uci()}
+    result = {"uci": load_uci()}
     for name in ("mnist", "usps"):
         arrays = np.load(folder / f"{name}.npz")
-        images, labels = arrays["x_train"][:DIGIT_COUNT], arrays["y_train"][:DIGIT_COUNT].astype(np.int64)
-        found[name] = ImageData(images, labels=labels, classes=DIGITS, name=name)
-    return found
+        images = arrays["x_train"][:DIGIT_COUNT]
+        labels = arrays["y_train"][:DIGIT_COUNT].astype(np.int64)
+        result[name] = ImageData(images, labels=labels, classes=DIGITS, name=name)
+    return result
 
 
 def run_digits(folder: Path, seeds: list[int], out: Path) -> None:
-    domains, rows = digit_domains(folder), []
+    domains = digit_domains(folder)
+    rows = []
     settings = {"backbone": "digits-cnn", "epochs": 8, "progress": False, "device": "cpu"}
     for seed in seeds:
-        sources = {d: usfan.train_source(data, **settings, seed=seed) for d, data in domains.items()}
+        sources = {
+            d: usfan.train_source(data, **settings, seed=seed) for d, data in domains.items()
+        }
         for target, data in domains.items():
             others = [name for name in domains if name != target]
-            given = {"seed": seed, "guard": False, "epochs": 8, "progress": False, "device": "cpu"}
+            arguments = {
+                "seed": seed,
+                "guard": False,
+                "epochs": 8,
+                "progress": False,
+                "device": "cpu",
+            }
             began = time.process_time()
-            members = [usfan.adapt(sources[s], data, "u-sfan", **given) for s in others]
+            members = [usfan.adapt(sources[s], data, "u-sfan", **arguments) for s in others]
             row = {"task": f"{'+'.join(others)}→{target}", "seed": seed, "method": "u-sfan"}
             assert data.labels is not None
-            rows.append({**row, "seconds": round(time.process_time() - began, 1), **mixtures(members, data.labels)})
+            rows.append(
+                {
+                    **row,
+                    "seconds": round(time.process_time() - began, 1),
+                    **mixtures(members, data.labels),
+                }
+            )
             print(rows[-1], flush=True)
-        write_rows(out, "python studies/several_sources.py digits FOLDER_OF_THE_NPZ_FILES", rows)
+        write_rows(
+            out, "python studies/several_sources.py digits FOLDER_OF_THE_NPZ_FILES", rows
+        )
 
 
 def main() -> None:

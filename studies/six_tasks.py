@@ -18,15 +18,15 @@ import torch
 from studies.class_sets import BACKBONE, DOMAINS, WEIGHTS
 from studies.corpus import Data
 
-from usfan.adaptation.adapt import adapt
 from usfan.adaptation.witness import testimony, whole
-from usfan.compute.features import BackboneAlone, FeatureStore, features_of
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
-from usfan.evaluation.evaluate import score_outputs
+from usfan.data.store import Store
+from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.runtime import start_runtime
+from usfan.metrics.evaluate import score_outputs
 from usfan.models.backbones import create_backbone
 from usfan.training.source import train_source
+from usfan.workflow import adapt_model as adapt
 
 PART = 1024
 """Images whose pixels are mapped into memory at a time: pages that were read count until they are unmapped."""
@@ -44,41 +44,64 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    runtime = start_runtime(RuntimeConfig(device=given.device))
-    data = Data(given.packed, given.out.parent / "pixels", given.jobs)
+    options = parser.parse_args()
+    runtime = start_runtime(RuntimeConfig(device=options.device))
+    data = Data(options.packed, options.out.parent / "pixels", options.jobs)
     for domain in DOMAINS:
         data.pixels(f"office31/{domain}")
     torch.zeros(8, device=runtime.device).sum().item()
-    started, before = time.perf_counter(), cpu_seconds()
+    started = time.perf_counter()
+    before = cpu_seconds()
     backbone = create_backbone(BACKBONE, WEIGHTS)
     network = BackboneAlone(backbone.module.to(runtime.device))
-    stores, seen = {}, {}
+    stores = {}
+    seen = {}
     for domain in DOMAINS:
         labels, classes = data.labels(f"office31/{domain}")
-        rows, crops, wholes = torch.arange(len(labels)), [], []
+        rows = torch.arange(len(labels))
+        crops = []
+        wholes = []
         for part in rows.split(PART):
-            store = PixelStore(data.pixels(f"office31/{domain}")[part[0] : part[-1] + 1], part)
-            crops.append(features_of(network, store, backbone.spec, runtime).pixels)
-            wholes.append(features_of(network, store, whole(backbone.spec, backbone.module), runtime).pixels)
-        stores[domain] = FeatureStore(torch.cat(crops), rows, labels, classes)
+            store = Store(data.pixels(f"office31/{domain}")[part[0] : part[-1] + 1], part)
+            crops.append(features_of(network, store, backbone.spec, runtime).values)
+            wholes.append(
+                features_of(
+                    network, store, whole(backbone.spec, backbone.module), runtime
+                ).values
+            )
+        stores[domain] = Store(torch.cat(crops), rows, labels, classes)
         seen[domain] = testimony(torch.cat(wholes), backbone.classifier)
     del store
-    times, scores = {"features": time.perf_counter() - started, "features_cpu": cpu_seconds() - before}, []
+    times = {"features": time.perf_counter() - started, "features_cpu": cpu_seconds() - before}
+    scores = []
     used = {"source_models_cpu": 0.0, "adaptations_cpu": 0.0}
     for source in DOMAINS:
         begun = cpu_seconds()
         model = train_source(
-            stores[source], backbone=BACKBONE, pretrained=WEIGHTS, epochs=given.epochs, seed=2020, runtime=runtime
+            stores[source],
+            backbone=BACKBONE,
+            pretrained=WEIGHTS,
+            epochs=options.epochs,
+            seed=2020,
+            runtime=runtime,
         )
         used["source_models_cpu"] += cpu_seconds() - begun
         begun = cpu_seconds()
         for target in DOMAINS:
             if target != source:
-                settings = {"method": "u-sfan++", "guard": False, "tune": "new", "witness": seen[target]}
+                settings = {
+                    "method": "u-sfan++",
+                    "guard": False,
+                    "tune": "new",
+                    "witness": seen[target],
+                }
                 adapted = adapt(model, stores[target], seed=2020, runtime=runtime, **settings)
                 assert adapted.passes is not None
-                scores.append(score_outputs(adapted.passes.after, stores[target].labels, adapted)["accuracy"])  # type: ignore[arg-type]
+                scores.append(
+                    score_outputs(adapted.passes.after, stores[target].labels, adapted)[
+                        "accuracy"
+                    ]
+                )  # type: ignore[arg-type]
         used["adaptations_cpu"] += cpu_seconds() - begun
     times |= used | {"all": time.perf_counter() - started, "all_cpu": cpu_seconds() - before}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -87,7 +110,7 @@ def main() -> None:
         "peak_gib": round(peak, 2),
     }
     row |= {"device": runtime.device.type, "threads": torch.get_num_threads()}
-    given.out.write_text(json.dumps(row) + "\n")
+    options.out.write_text(json.dumps(row) + "\n")
     print(row)
 
 

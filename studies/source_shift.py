@@ -29,11 +29,12 @@ from studies.cells import run_variant  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 from studies.variants import VARIANTS  # noqa: E402
 
-from usfan.artifacts.model import SourceModel  # noqa: E402
-from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.config import RuntimeConfig  # noqa: E402
-from usfan.data.cache import PixelStore, open_store  # noqa: E402
+from usfan.data.cache import open_store  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
+from usfan.data.store import Store  # noqa: E402
+from usfan.engine.runtime import start_runtime  # noqa: E402
+from usfan.store.model import SourceModel  # noqa: E402
 from usfan.training.source import train_source  # noqa: E402
 
 DOMAINS = {"A": "amazon", "D": "dslr", "W": "webcam"}
@@ -74,8 +75,11 @@ def washed_out(x: Tensor, _: torch.Generator) -> Tensor:
 
 def turned(x: Tensor, _: torch.Generator) -> Tensor:
     """Turned by 30°, at three quarters of the size."""
-    cos, sin = 0.866 / 0.75, 0.5 / 0.75
-    theta = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]], device=x.device).expand(len(x), 2, 3)
+    cos = 0.866 / 0.75
+    sin = 0.5 / 0.75
+    theta = torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]], device=x.device).expand(
+        len(x), 2, 3
+    )
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
 
@@ -88,7 +92,7 @@ SHIFTS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-def halves(store: PixelStore) -> tuple[PixelStore, PixelStore]:
+def halves(store: Store) -> tuple[Store, Store]:
     """Every other image of each class, as the folder has them, and the rest."""
     assert store.labels is not None
     labels = store.labels.cpu()
@@ -96,46 +100,63 @@ def halves(store: PixelStore) -> tuple[PixelStore, PixelStore]:
     return tuple(part_of(store, order[start::2]) for start in (0, 1))  # type: ignore[return-value]
 
 
-def part_of(store: PixelStore, rows: Tensor) -> PixelStore:
+def part_of(store: Store, rows: Tensor) -> Store:
     assert store.labels is not None
-    pixels, labels = store.pixels[rows.to(store.device)], store.labels[rows.to(store.labels.device)]
-    return dataclasses.replace(store, pixels=pixels, kept=store.kept[rows.to(store.kept.device)], labels=labels)
+    pixels = store.values[rows.to(store.device)]
+    labels = store.labels[rows.to(store.labels.device)]
+    return dataclasses.replace(
+        store,
+        values=pixels,
+        positions=store.positions[rows.to(store.positions.device)],
+        labels=labels,
+    )
 
 
-def spoilt(store: PixelStore, shift: str) -> PixelStore:
+def spoilt(store: Store, shift: str) -> Store:
     draw = torch.Generator(store.device).manual_seed(0)
-    parts = [SHIFTS[shift](part.float() / 255, draw) for part in store.pixels.split(256)]
+    parts = [SHIFTS[shift](part.float() / 255, draw) for part in store.values.split(256)]
     pixels = torch.cat([(p.clamp(0, 1) * 255).round().byte() for p in parts])
-    return dataclasses.replace(store, pixels=pixels)
+    return dataclasses.replace(store, values=pixels)
 
 
-def office31(args: argparse.Namespace, runtime: Any) -> dict[str, tuple[PixelStore, dict[str, Any]]]:
+def office31(args: argparse.Namespace, runtime: Any) -> dict[str, tuple[Store, dict[str, Any]]]:
     network = {"backbone": "tf_efficientnet_lite0", "pretrained": args.weights}
-    found = {}
+    result = {}
     for letter in args.domains or ("A", "W"):
         data = ImageData(f"{args.data}/{DOMAINS[letter]}")
         if args.images:
-            data = data.subset(torch.cat([(data.labels == c).nonzero().flatten()[: args.images] for c in range(31)]))
-        found[letter] = open_store(data, size=256, device=runtime.device), network
-    return found
+            data = data.subset(
+                torch.cat(
+                    [(data.labels == c).nonzero().flatten()[: args.images] for c in range(31)]
+                )
+            )
+        result[letter] = open_store(data, size=256, device=runtime.device), network
+    return result
 
 
-def digits(args: argparse.Namespace, runtime: Any) -> dict[str, tuple[PixelStore, dict[str, Any]]]:
-    from usfan.reproduce.digits import load_mnist5k, load_uci
+def digits(args: argparse.Namespace, runtime: Any) -> dict[str, tuple[Store, dict[str, Any]]]:
+    from usfan.study.digits import load_mnist5k, load_uci
 
     network = {"backbone": "digits-cnn"}
     loaders = {"mnist": load_mnist5k, "uci": load_uci}
-    stores = {n: open_store(loaders[n](), size=28, channels=1, device=runtime.device) for n in args.domains or loaders}
+    stores = {
+        n: open_store(loaders[n](), size=28, channels=1, device=runtime.device)
+        for n in args.domains or loaders
+    }
     return {name: (store, network) for name, store in stores.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("office31", "digits"))
     parser.add_argument("--data")
     parser.add_argument("--weights", default="offline")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--domains", nargs="+", help="A D W, or mnist uci; default: A W, or both")
+    parser.add_argument(
+        "--domains", nargs="+", help="A D W, or mnist uci; default: A W, or both"
+    )
     parser.add_argument("--shifts", nargs="+", default=list(SHIFTS))
     parser.add_argument("--variants", nargs="+", default=list(CHOICES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[2020])
@@ -145,31 +166,48 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="per class: a tiny run to try the script")
     parser.add_argument("--seconds", type=float, default=1e9, help="no new run after so many")
     args = parser.parse_args()
-    started, rows, named = time.time(), [], {v.name: v for v in VARIANTS}
+    started = time.time()
+    rows = []
+    named = {v.name: v for v in VARIANTS}
     runtime = start_runtime(RuntimeConfig(compile=args.compile))
     for seed in args.seeds:
         for domain, (store, network) in globals()[args.what](args, runtime).items():
             if time.time() - started > args.seconds:
                 break
-            own, other = halves(store)
-            model: SourceModel = train_source(own, seed=seed, epochs=args.epochs, runtime=runtime, **network)
+            group, other = halves(store)
+            model: SourceModel = train_source(
+                group, seed=seed, epochs=args.epochs, runtime=runtime, **network
+            )
             for shift in args.shifts:
                 target = spoilt(other, shift)
                 for name in args.variants:
                     if time.time() - started > args.seconds:
                         break
                     row = run_variant(
-                        named[name], model, target, runtime, source_store=own, epochs=args.target_epochs, seed=seed
+                        named[name],
+                        model,
+                        target,
+                        runtime,
+                        epochs=args.target_epochs,
+                        seed=seed,
                     )
                     path = row.pop("path")
                     row["source_accuracy"] = path["accuracy"][0]
                     row["information"] = path["information_maximization"][-1]
-                    rows.append({"data": args.what, "domain": domain, "shift": shift, "seed": seed, **row})
+                    rows.append(
+                        {
+                            "data": args.what,
+                            "domain": domain,
+                            "shift": shift,
+                            "seed": seed,
+                            **row,
+                        }
+                    )
                     print(rows[-1], flush=True)
                     write_rows(args.out, f"python studies/source_shift.py {args.what}", rows)
     for name in args.variants:
-        own = [r["accuracy"] for r in rows if r["variant"] == name]
-        print(f"{name:32s} {statistics.fmean(own):.2f}" if own else name)
+        group = [r["accuracy"] for r in rows if r["variant"] == name]
+        print(f"{name:32s} {statistics.fmean(group):.2f}" if group else name)
 
 
 if __name__ == "__main__":

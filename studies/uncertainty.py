@@ -24,14 +24,14 @@ from studies.frozen import CLOSED, OFFICE, office31, only  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 
 import usfan  # noqa: E402
-from usfan.artifacts.model import AdaptedModel, SourceModel  # noqa: E402
-from usfan.compute.features import FeatureStore  # noqa: E402
-from usfan.compute.runtime import start_runtime  # noqa: E402
 from usfan.config import RuntimeConfig  # noqa: E402
 from usfan.data.benchmarks.catalogue import benchmark  # noqa: E402
-from usfan.evaluation.evaluate import score_outputs  # noqa: E402
-from usfan.evaluation.metrics import calibration_metrics  # noqa: E402
-from usfan.scoring.outputs import Outputs  # noqa: E402
+from usfan.data.store import Store  # noqa: E402
+from usfan.engine.runtime import start_runtime  # noqa: E402
+from usfan.maths.outputs import Outputs  # noqa: E402
+from usfan.metrics.evaluate import score_outputs  # noqa: E402
+from usfan.metrics.metrics import calibration_metrics  # noqa: E402
+from usfan.store.model import AdaptedModel, SourceModel  # noqa: E402
 
 SEEDS = (2019, 2020, 2021)
 CASES: dict[str, dict[str, Any]] = {
@@ -48,31 +48,37 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def sources(store: FeatureStore, seed: int) -> tuple[dict[str, SourceModel], dict[str, float]]:
+def sources(store: Store, seed: int) -> tuple[dict[str, SourceModel], dict[str, float]]:
     """The network, and the one trained with dropout; seconds that each uncertainty costs beyond the network."""
-    given = {**CLOSED, "seed": seed, "device": "cpu"}
+    arguments = {**CLOSED, "seed": seed, "device": "cpu"}
     trained = "mc-dropout trained"
     began = time.process_time()
-    usfan.train_source(store, **given)
-    alone, began = time.process_time() - began, time.process_time()
-    both = usfan.train_source(store, **given, uncertainty="ensemble")
+    usfan.train_source(store, **arguments)
+    alone = time.process_time() - began
+    began = time.process_time()
+    both = usfan.train_source(store, **arguments, uncertainty="ensemble")
     ensemble = time.process_time() - began - alone
-    dropout = usfan.train_source(store, **given, uncertainty="mc-dropout")
+    dropout = usfan.train_source(store, **arguments, uncertainty="mc-dropout")
     models = {"": both, trained: dropout, f"{trained}, τ = 1": dropout}
     return models, dict.fromkeys(("ensemble", "ensemble, τ = 1"), round(max(0.0, ensemble), 2))
 
 
-def figures(model: AdaptedModel, outputs: Outputs, store: FeatureStore, *, open_set: bool) -> dict[str, float]:
+def figures(
+    model: AdaptedModel, outputs: Outputs, store: Store, *, open_set: bool
+) -> dict[str, float]:
     """Accuracy of the point estimate; calibration of the predictive as it is used (τ = 0.4) and at τ = 1."""
     assert store.labels is not None
-    found = score_outputs(outputs, store.labels, model, open_set=open_set)
+    result = score_outputs(outputs, store.labels, model, open_set=open_set)
     known = store.labels < len(model.classes)
     plain = model.uncertainty.predictive(outputs.features[known], 1.0, model.samples)
-    row = {"accuracy": found["accuracy"], "ece": found["posterior_ece"]}
-    row |= {"ece_plain": calibration_metrics(plain, store.labels[known])["ece"], "point_ece": found["ece"]}
+    row = {"accuracy": result["accuracy"], "ece": result["posterior_ece"]}
+    row |= {
+        "ece_plain": calibration_metrics(plain, store.labels[known])["ece"],
+        "point_ece": result["ece"],
+    }
     if open_set:
-        row |= {name: found[name] for name in ("hos", "os_star", "unknown_accuracy")}
-        row |= {f"auroc_{name}": area["auroc"] for name, area in found["detection"].items()}
+        row |= {name: result[name] for name in ("hos", "os_star", "unknown_accuracy")}
+        row |= {f"auroc_{name}": area["auroc"] for name, area in result["detection"].items()}
     return {name: round(value, 3) for name, value in row.items()}
 
 
@@ -80,13 +86,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--cache")
-    parser.add_argument("--settings", nargs="+", choices=("closed", "open"), default=("closed", "open"))
+    parser.add_argument(
+        "--settings", nargs="+", choices=("closed", "open"), default=("closed", "open")
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     runtime = start_runtime(RuntimeConfig(device="cpu", cache=options.cache))
-    domains, rows = office31(options.root, runtime), []
+    domains = office31(options.root, runtime)
+    rows = []
     for setting in options.settings:
         split = benchmark("office31").class_split(setting)
         for seed in options.seeds:
@@ -95,20 +104,46 @@ def main() -> None:
                 for target in OFFICE.replace(source, ""):
                     store = only(domains[target], split.target, split.source)
                     for case, settings in ((name, CASES[name]) for name in options.cases):
-                        given = {"method": "u-sfan", **settings, "setting": setting, "seed": seed, "guard": False}
+                        arguments = {
+                            "method": "u-sfan",
+                            **settings,
+                            "setting": setting,
+                            "seed": seed,
+                            "guard": False,
+                        }
                         began = time.process_time()
                         model = usfan.adapt(
-                            models.get(case, models[""]), store, **given, tune="new", progress=False, device="cpu"
+                            models.get(case, models[""]),
+                            store,
+                            **arguments,
+                            tune="new",
+                            progress=False,
+                            device="cpu",
                         )
                         seconds = time.process_time() - began
                         assert model.passes is not None
-                        row = {"setting": setting, "task": f"{source}→{target}", "seed": seed, "case": case}
-                        after = figures(model, model.passes.after, store, open_set=setting == "open")
-                        before = figures(model, model.passes.before, store, open_set=setting == "open")
+                        row = {
+                            "setting": setting,
+                            "task": f"{source}→{target}",
+                            "seed": seed,
+                            "case": case,
+                        }
+                        after = figures(
+                            model, model.passes.after, store, open_set=setting == "open"
+                        )
+                        before = figures(
+                            model, model.passes.before, store, open_set=setting == "open"
+                        )
                         row |= after | {f"before_{k}": v for k, v in before.items()}
-                        row |= {"seconds": round(seconds, 2), "source_seconds": extra.get(case, 0.0)}
+                        row |= {
+                            "seconds": round(seconds, 2),
+                            "source_seconds": extra.get(case, 0.0),
+                        }
                         rows.append(row)
-                        print({k: v for k, v in row.items() if not k.startswith("before")}, flush=True)
+                        print(
+                            {k: v for k, v in row.items() if not k.startswith("before")},
+                            flush=True,
+                        )
                 write_rows(options.out, "python studies/uncertainty.py ROOT --cache DIR", rows)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores: threads of one would wait for those of the other
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # two workers on two cores: threads of one would wait for those of the other
+)
 
 import pytest
 import torch
+
+# A shell starts background jobs (`make test &`) with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))

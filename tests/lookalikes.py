@@ -27,14 +27,18 @@ def to_square(image: Image.Image, size: int, channels: int = 3) -> torch.Tensor:
     return to_tensor(squared(convert(image, "image", channels), size))
 
 
-def picture(label: int, domain: int, number: int, side: int = SIDE, grey: bool = False) -> np.ndarray:
+def picture(
+    label: int, domain: int, number: int, side: int = SIDE, grey: bool = False
+) -> np.ndarray:
     """uint8 side×side×3 (or side×side): a colour and a stripe told by the class, a brightness told by the domain."""
     rng = np.random.default_rng([label, 7])
     base = rng.integers(40, 200, size=3)
     image = np.broadcast_to(base, (side, side, 3)).astype(np.int64).copy()
     row = int(rng.integers(0, side - 2))
     image[row : row + 2] = 230 - base
-    image += 12 * domain + np.random.default_rng([label, domain, number]).integers(-15, 16, size=image.shape)
+    image += 12 * domain + np.random.default_rng([label, domain, number]).integers(
+        -15, 16, size=image.shape
+    )
     image = np.clip(image, 0, 255).astype(np.uint8)
     return image[..., 0].copy() if grey else image
 
@@ -47,7 +51,14 @@ def encoded(label: int, domain: int, number: int, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def make(name: str, root: Path, *, images: int = 3, classes_limit: int | None = None, formats: str = "npz") -> Path:
+def make(
+    name: str,
+    root: Path,
+    *,
+    images: int = 3,
+    classes_limit: int | None = None,
+    formats: str = "npz",
+) -> Path:
     """Write a look-alike of a benchmark with `images` per class (and split) below `root`, and return `root`.
 
     DomainNet needs two images per class, one for each list. `classes_limit` keeps the first classes only. `formats`,
@@ -69,7 +80,7 @@ def _folders(name: str, root: Path, images: int, classes_limit: int | None) -> N
     classes = entry.classes[:classes_limit]
     kind, suffix = ("png", "png") if name == "visda-c" else ("jpeg", "jpg")
     for d, domain in enumerate(entry.domains):
-        lines: dict[str, list[str]] = {split: [] for split in domain.splits}
+        lines: dict[str, list[str]] = {split: [] for split in domain.counts}
         for label, class_name in enumerate(classes):
             folder = root / domain.name / class_name
             folder.mkdir(parents=True)
@@ -78,15 +89,19 @@ def _folders(name: str, root: Path, images: int, classes_limit: int | None) -> N
                 # Few different files: encoding six thousand would take longer than writing them.
                 file.write_bytes(encoded(label % 16, d, number % 3, kind))
                 # The last image of a class is its test image.
-                split = domain.splits[-1] if number == images - 1 else domain.splits[0]
+                split = list(domain.counts)[-1 if number == images - 1 else 0]
                 if class_name not in domain.absent.get(split, ()):
                     lines[split].append(f"{file.relative_to(root).as_posix()} {label}")
         if entry.layout == "lists":
             for split, text in lines.items():
-                (root / f"{domain.name}_{split}.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+                (root / f"{domain.name}_{split}.txt").write_text(
+                    "\n".join(text) + "\n", encoding="utf-8"
+                )
 
 
-def _labelled(classes: int, images: int, domain: int, side: int, grey: bool) -> tuple[np.ndarray, np.ndarray]:
+def _labelled(
+    classes: int, images: int, domain: int, side: int, grey: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Pictures and labels 0 … classes − 1, class by class in turn."""
     labels = np.tile(np.arange(classes), images)
     shots = [picture(int(label), domain, i, side, grey) for i, label in enumerate(labels)]
@@ -99,7 +114,9 @@ def _cifar(folder: Path, images: int) -> None:
     for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
         pixels, labels = _labelled(10, images, 0, 32, grey=False)
         planes = pixels.transpose(0, 3, 1, 2).reshape(len(labels), -1)
-        (folder / name).write_bytes(np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1).tobytes())
+        (folder / name).write_bytes(
+            np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1).tobytes()
+        )
 
 
 def _stl(folder: Path, images: int) -> None:
@@ -109,7 +126,9 @@ def _stl(folder: Path, images: int) -> None:
     cifar_class = [0, 2, 1, 3, 4, 5, 7, 10, 8, 9]
     for split in ("train", "test"):
         labels = np.tile(np.arange(10), images)
-        pixels = np.stack([picture(cifar_class[label], 1, i, 96) for i, label in enumerate(labels)])
+        pixels = np.stack(
+            [picture(cifar_class[label], 1, i, 96) for i, label in enumerate(labels)]
+        )
         (folder / f"{split}_X.bin").write_bytes(pixels.transpose(0, 3, 2, 1).tobytes())
         (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
 
@@ -124,7 +143,13 @@ def _digits(root: Path, images: int, formats: str) -> None:
         train = _labelled(10, images, d, side, grey)
         test = _labelled(10, images, d, side, grey)
         if formats == "npz":
-            np.savez(root / f"{name}.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
+            np.savez(
+                root / f"{name}.npz",
+                x_train=train[0],
+                y_train=train[1],
+                x_test=test[0],
+                y_test=test[1],
+            )
         else:
             writer(root, train, test)
 
@@ -134,15 +159,24 @@ def _write_idx(root: Path, *splits: tuple[np.ndarray, np.ndarray]) -> None:
     folder.mkdir(parents=True)
     for stem, (pixels, labels) in zip(("train", "t10k"), splits, strict=True):
         head = struct.pack(">HBB3I", 0, 8, 3, *pixels.shape)
-        (folder / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels.tobytes()))
+        (folder / f"{stem}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(head + pixels.tobytes())
+        )
         head = struct.pack(">HBBI", 0, 8, 1, len(labels))
-        (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(head + labels.astype(np.uint8).tobytes()))
+        (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(
+            gzip.compress(head + labels.astype(np.uint8).tobytes())
+        )
 
 
 def _write_libsvm(root: Path, *splits: tuple[np.ndarray, np.ndarray]) -> None:
     for name, (pixels, labels) in zip(("usps.bz2", "usps.t.bz2"), splits, strict=True):
         lines = [
-            " ".join([str(label + 1), *(f"{i + 1}:{v / 127.5 - 1:.6f}" for i, v in enumerate(image.reshape(-1)))])
+            " ".join(
+                [
+                    str(label + 1),
+                    *(f"{i + 1}:{v / 127.5 - 1:.6f}" for i, v in enumerate(image.reshape(-1))),
+                ]
+            )
             for image, label in zip(pixels, labels, strict=True)
         ]
         (root / name).write_bytes(bz2.compress("\n".join(lines).encode()))
@@ -151,6 +185,10 @@ def _write_libsvm(root: Path, *splits: tuple[np.ndarray, np.ndarray]) -> None:
 def _write_mat(root: Path, *splits: tuple[np.ndarray, np.ndarray]) -> None:
     from scipy.io import savemat
 
-    for name, (pixels, labels) in zip(("train_32x32.mat", "test_32x32.mat"), splits, strict=True):
+    for name, (pixels, labels) in zip(
+        ("train_32x32.mat", "test_32x32.mat"), splits, strict=True
+    ):
         digits = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
-        savemat(root / name, {"X": pixels.transpose(1, 2, 3, 0), "y": digits}, do_compression=True)
+        savemat(
+            root / name, {"X": pixels.transpose(1, 2, 3, 0), "y": digits}, do_compression=True
+        )

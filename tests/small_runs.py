@@ -19,7 +19,9 @@ LONGEST = 200
 """Seconds that processes which wait for each other may take, on a machine with much else to do."""
 
 
-def class_folder(root: Path, *, classes: int = 3, images: int = 8, domain: int = 0, first: int = 0) -> Path:
+def class_folder(
+    root: Path, *, classes: int = 3, images: int = 8, domain: int = 0, first: int = 0
+) -> Path:
     """class-0/000.png …; the domain changes the brightness. Class k looks the same whatever `first` is."""
     for label in range(first, first + classes):
         folder = root / f"class-{label}"
@@ -39,14 +41,27 @@ def usfan(*arguments: object) -> int:
 
 def train_tiny(data: Path, out: Path, *more: object) -> Path:
     code = usfan(
-        "train", data, "--out", out, "--backbone", "digits-cnn", "--epochs", 2, "--batch-size", 8, *TINY, *more
+        "train",
+        data,
+        "--out",
+        out,
+        "--backbone",
+        "digits-cnn",
+        "--epochs",
+        2,
+        "--batch-size",
+        8,
+        *TINY,
+        *more,
     )
     assert code == 0
     return out
 
 
 def adapt_tiny(source: Path, data: Path, out: Path, *more: object) -> Path:
-    code = usfan("adapt", source, data, "--out", out, "--epochs", 2, "--batch-size", 8, *TINY, *more)
+    code = usfan(
+        "adapt", source, data, "--out", out, "--epochs", 2, "--batch-size", 8, *TINY, *more
+    )
     assert code == 0
     return out
 
@@ -96,7 +111,9 @@ def together(target: Callable[..., object], calls: list[tuple]) -> None:
 def as_typed(*arguments: object, log: Path) -> int:
     """The exit code of `usfan ARGUMENTS` as a shell starts it, for commands that start more processes with their own
     command line; only that the first process has everything imported. What they print goes to `log`."""
-    process = forkserver().Process(target=typed_main, args=([str(a) for a in arguments], str(log)))
+    process = forkserver().Process(
+        target=typed_main, args=([str(a) for a in arguments], str(log))
+    )
     process.start()
     process.join(LONGEST)
     process.kill()
@@ -113,6 +130,6 @@ def typed_main(arguments: list[str], log: str) -> None:
     with open(log, "wb") as file:
         for handle in (1, 2):
             os.dup2(file.fileno(), handle)
-    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
     child_main(arguments)

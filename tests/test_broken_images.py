@@ -10,7 +10,11 @@ from PIL import Image
 from lookalikes import picture
 from small_runs import TINY, class_folder, train_tiny, usfan
 
-BROKEN = {"class-0/001.png": b"", "class-1/003.jpg": None, "class-2/notes.jpeg": b"no picture\n"}
+BROKEN = {
+    "class-0/001.png": b"",
+    "class-1/003.jpg": None,
+    "class-2/notes.jpeg": b"no picture\n",
+}
 """Name → content; None: a JPEG that is cut short."""
 COMMANDS = ("train", "posterior", "adapt", "evaluate", "predict")
 SMALL = ("--epochs", 1, "--batch-size", 8)
@@ -39,7 +43,10 @@ def broken(tmp_path_factory):
 
 
 def arguments(command: str, model: Path, data: Path, out: Path) -> tuple:
-    before = {"train": (data, "--backbone", "digits-cnn", *SMALL), "adapt": (model, data, *SMALL)}
+    before = {
+        "train": (data, "--backbone", "digits-cnn", *SMALL),
+        "adapt": (model, data, *SMALL),
+    }
     return (command, *before.get(command, (model, data)), "--out", out, *TINY)
 
 
@@ -76,14 +83,24 @@ def test_broken_images_are_named_counted_and_left_out(command, model, broken, tm
 
 def less_common(command: str, **values: object) -> list[object]:
     """As flags, or by --set if the command has none for them."""
-    if command == "adapt":
-        return ["--set", *(f"{name}={value}" for name, value in values.items())]
-    return [word for name, value in values.items() for word in (f"--{name}", value) if word != "on"]
+    words: list[object] = []
+    for name, value in values.items():
+        if command == "adapt" and name != "strict":
+            words += ["--set", f"{name}={value}"]
+        else:
+            words += [f"--{name}"] if value == "on" else [f"--{name}", value]
+    return words
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_strict_makes_them_an_error(command, model, broken, tmp_path, capsys):
-    assert usfan(*arguments(command, model, broken, tmp_path / "out"), *less_common(command, strict="on")) == 2
+    assert (
+        usfan(
+            *arguments(command, model, broken, tmp_path / "out"),
+            *less_common(command, strict="on"),
+        )
+        == 2
+    )
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"cannot read {broken / 'class-0/001.png'}: empty file" in line
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Runs from the command line: going on with one, what is said at the end, own networks, predictions as JSON."""
 
 import csv
+import functools
 import io
 import json
 import os
@@ -19,9 +20,9 @@ import yaml
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
 from usfan.cli import commands
-from usfan.cli.flags import COMMANDS
+from usfan.cli.flags import describe
 from usfan.cli.main import parse_settings
-from usfan.runs.folder import RunFolder
+from usfan.store.run_folder import RunFolder
 
 ADAPT = ("--epochs", 2, "--batch-size", 8, *TINY)
 
@@ -52,11 +53,25 @@ def stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train", "adapt"])
-def test_ctrl_c_names_the_command_that_goes_on_and_it_does(command, model, folder, tmp_path, stopped, capsys):
+def test_ctrl_c_names_the_command_that_goes_on_and_it_does(
+    command, model, folder, tmp_path, stopped, capsys
+):
     """`--resume` alone: data, method, seed and all the rest are read from the run."""
-    whole, out = tmp_path / "whole", tmp_path / "a run"
+    whole = tmp_path / "whole"
+    out = tmp_path / "a run"
     if command == "train":
-        call = ("train", folder, "--backbone", "digits-cnn", "--seed", 3, "--lr", 0.02, "--strict", *ADAPT)
+        call = (
+            "train",
+            folder,
+            "--backbone",
+            "digits-cnn",
+            "--seed",
+            3,
+            "--lr",
+            0.02,
+            "--strict",
+            *ADAPT,
+        )
     else:
         own = ("--method", "shot", "--set", "pseudo_label_weight=0.2", "momentum=0.8")
         call = ("adapt", model, folder, "--seed", 3, *own, *ADAPT)
@@ -65,23 +80,36 @@ def test_ctrl_c_names_the_command_that_goes_on_and_it_does(command, model, folde
     capsys.readouterr()
     assert usfan(*call, "--out", out) == 130
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == f"usfan {command}: interrupted; to continue: usfan {command} --resume --out '{out}'"
+    assert (
+        line
+        == f"usfan {command}: interrupted; to continue: usfan {command} --resume --out '{out}'"
+    )
     stopped(False)
     assert usfan(command, "--resume", "--out", out) == 0
-    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert yaml.safe_load((out / "config.yaml").read_text()) == yaml.safe_load((whole / "config.yaml").read_text())
+    assert (out / "model.safetensors").read_bytes() == (
+        whole / "model.safetensors"
+    ).read_bytes()
+    assert yaml.safe_load((out / "config.yaml").read_text()) == yaml.safe_load(
+        (whole / "config.yaml").read_text()
+    )
     events = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     epochs = [e["epoch"] for e in events if e["event"] == "epoch"]
     assert sorted(set(epochs)) == ([1, 2] if command == "train" else [0, 1, 2])
     assert len(epochs) <= len(set(epochs)) + 1  # it did not begin anew
 
 
-def test_ctrl_c_before_there_is_anything_to_go_on_with(model, folder, tmp_path, capsys, monkeypatch):
-    def interrupted(settings):
-        raise KeyboardInterrupt
+def test_ctrl_c_before_there_is_anything_to_go_on_with(
+    model, folder, tmp_path, capsys, monkeypatch
+):
+    def interrupting(function):
+        @functools.wraps(function)
+        def interrupted(*arguments, **options):
+            raise KeyboardInterrupt
+
+        return interrupted
 
     for name in ("adapt", "evaluate", "reproduce"):
-        monkeypatch.setitem(commands.COMMANDS, name, interrupted)
+        monkeypatch.setitem(commands.COMMANDS, name, interrupting(commands.COMMANDS[name]))
     for call, end in (
         (("adapt", model, folder, "--out", tmp_path / "run"), "interrupted"),
         (("evaluate", model, folder), "interrupted"),
@@ -94,9 +122,13 @@ def test_ctrl_c_before_there_is_anything_to_go_on_with(model, folder, tmp_path, 
 def test_a_real_interrupt(model, folder, tmp_path):
     """The signal of Ctrl-C, to a process of its own, in the middle of a run."""
     out = tmp_path / "run"
-    process = in_child("adapt", model, folder, "--out", out, "--epochs", 5000, "--batch-size", 8, *TINY)
+    process = in_child(
+        "adapt", model, folder, "--out", out, "--epochs", 5000, "--batch-size", 8, *TINY
+    )
     deadline = time.monotonic() + 60
-    while not (out / "log.jsonl").is_file() and process.is_alive() and time.monotonic() < deadline:
+    while (
+        not (out / "log.jsonl").is_file() and process.is_alive() and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
     process.join(60)
@@ -121,9 +153,13 @@ def test_resuming_with_other_settings_shows_both_values(refused, model, folder, 
         line = refused(*again, *flags)
         assert words in line, flags
         assert "leave these flags out" in line
-    assert f"(data {folder}, not elsewhere)" in refused("adapt", model, "elsewhere", "--resume", "--out", out)
+    assert f"(data {folder}, not elsewhere)" in refused(
+        "adapt", model, "elsewhere", "--resume", "--out", out
+    )
     assert "(command adapt, not train" in refused("train", folder, "--resume", "--out", out)
-    assert usfan(*again, "--seed", 4, "--lr", "1e-2", "--set", "balance=on", "momentum=0.9") == 0
+    assert (
+        usfan(*again, "--seed", 4, "--lr", "1e-2", "--set", "balance=on", "momentum=0.9") == 0
+    )
 
 
 def test_resume_where_there_is_nothing(refused, model, folder, tmp_path):
@@ -148,7 +184,10 @@ def test_a_run_to_go_on_with_may_be_a_strangers(refused, model, folder, tmp_path
     config = yaml.safe_load((out / "config.yaml").read_text())
     for more, words in (
         ({"epochs": "many"}, "whole number"),
-        ({"no_such": 1}, "a setting 'no_such' that this version does not know: it was begun by another version"),
+        (
+            {"no_such": 1},
+            "a setting 'no_such' that this version does not know: it was begun by another version",
+        ),
         ({"module": "os:getcwd"}, "module os:getcwd, not none"),
     ):
         (out / "config.yaml").write_text(yaml.safe_dump({**config, **more}))
@@ -166,10 +205,16 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     out = adapt_tiny(model, flat, tmp_path / "run")
     lines = capsys.readouterr().err.strip().splitlines()
     metrics = json.loads((out / "metrics.json").read_text())
-    kept = "the model, adapted by" if metrics["kept_epoch"] else "the source model, after a try with"
+    kept = (
+        "the model, adapted by"
+        if metrics["kept_epoch"]
+        else "the source model, after a try with"
+    )
     assert lines[0] == f"{out}: {kept} u-sfan"
     assert lines[1] == f"guard: {metrics['guard']['reason']}"
-    assert re.match(r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\), if no image", lines[2])
+    assert re.match(
+        r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\), if no image", lines[2]
+    )
     assert lines[3].startswith("classes of the target: ")
     assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[4])
     assert lines[5] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
@@ -177,9 +222,13 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     assert len(lines) == 7
 
 
-def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(model, folder, tmp_path, capsys, caplog):
+def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(
+    model, folder, tmp_path, capsys, caplog
+):
     out = adapt_tiny(model, folder, tmp_path / "a", "--method", "bn-adapt", "--guard", "off")
-    assert [r.getMessage() for r in caplog.records] == ["bn-adapt trains nothing: --epochs 2 is not used"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "bn-adapt trains nothing: --epochs 2 is not used"
+    ]
     assert "bn-adapt" in (out / "README.md").read_text().splitlines()[0]
     caplog.clear()
     call = ("adapt", model, folder, "--out", tmp_path / "b", "--method", "bn-adapt", *TINY)
@@ -193,7 +242,10 @@ def test_the_model_card_says_which_model_was_kept(model, folder, tmp_path):
     assert "model adapted by shot-im" in (kept / "README.md").read_text().splitlines()[0]
     back = adapt_tiny(model, folder, tmp_path / "back", "--method", "shot-im", "--lr", 1e3)
     assert json.loads((back / "metrics.json").read_text())["guard"]["kept"] == "source"
-    assert "the source model, kept after shot-im was tried" in (back / "README.md").read_text().splitlines()[0]
+    assert (
+        "the source model, kept after shot-im was tried"
+        in (back / "README.md").read_text().splitlines()[0]
+    )
 
 
 def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
@@ -209,143 +261,99 @@ def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
         writer.writeheader()
         writer.writerows(rows)
     capsys.readouterr()
-    second = adapt_tiny(
-        model, target, tmp_path / "second", "--guard", "off", "--labels", table, "--set", "label_folds=2"
-    )
-    said = capsys.readouterr().err
-    assert re.search(
-        r"labels: 2 images of \d classes; left out in turn, they are right for \d+ % with the others", said
-    )
-    assert re.search(r"the other 22 images are right for [\d.]+ % with these labels, [\d.]+ % without", said)
+    second = adapt_tiny(model, target, tmp_path / "second", "--guard", "off", "--labels", table)
+    assert re.search(r"labels: 2 images of \d classes", capsys.readouterr().err)
     metrics = json.loads((second / "metrics.json").read_text())
-    assert metrics["labels"]["rest"]["images"] == 22
-    assert metrics["labels"]["folds"] == 2
+    assert metrics["labels"]["count"] == 2
+    assert metrics["after"]["count"] == 22  # images whose labels were given are no test
     assert yaml.safe_load((second / "config.yaml").read_text())["labels"] == str(table)
-    again = {row["path"] for row in csv.DictReader((second / "label_first.csv").read_text().splitlines())}
+    again = {
+        row["path"]
+        for row in csv.DictReader((second / "label_first.csv").read_text().splitlines())
+    }
     assert again.isdisjoint(row["path"] for row in rows[:2])
-    private = adapt_tiny(model, target, tmp_path / "private", "--labels", table, "--private", "--set", "label_folds=0")
+    private = adapt_tiny(
+        model,
+        target,
+        tmp_path / "private",
+        "--labels",
+        table,
+        "--private",
+    )
     assert "few.csv" not in (private / "config.yaml").read_text()
     call = ("adapt", model, target, "--out", tmp_path / "bad", *ADAPT)
     table.write_text("path,label\nnowhere.png,class-0\n")
-    assert "few.csv, line 2: nowhere.png is not an image of target" in refused(*call, "--labels", table)
+    assert "few.csv, line 2: nowhere.png is not an image of target" in refused(
+        *call, "--labels", table
+    )
     table.write_text("path,label\nclass-0/000.png,class-9\n")
-    assert "few.csv, line 2: the model has no class class-9: did you mean" in refused(*call, "--labels", table)
+    assert "few.csv, line 2: the model has no class class-9: did you mean" in refused(
+        *call, "--labels", table
+    )
     table.write_text("path,label\nclass-0/000.png,class-1\n")
-    assert "bn-adapt trains nothing" in refused(*call, "--labels", table, "--method", "bn-adapt")
+    assert "bn-adapt trains nothing" in refused(
+        *call, "--labels", table, "--method", "bn-adapt"
+    )
     assert not (tmp_path / "bad").exists()
 
 
-@pytest.fixture(scope="module")
-def labelled(model, tmp_path_factory):
-    """A target, two labels of it, and a run that was given them."""
-    place = tmp_path_factory.mktemp("labelled")
-    target = class_folder(place / "target", domain=2)
-    (place / "few.csv").write_text("path,label\nclass-0/000.png,class-0\nclass-2/000.png,class-2\n")
-    flags = ("--guard", "off", "--labels", place / "few.csv", "--set", "label_folds=2")
-    return target, place / "few.csv", adapt_tiny(model, target, place / "run", *flags)
-
-
-def evaluated(capsys, *arguments):
-    """The figures of `usfan evaluate`, and what it says of the labels that the model learned from."""
+def evaluated(*arguments):
+    """The figures of `usfan evaluate`; the last argument is its run folder."""
     out = Path(arguments[-1])
-    capsys.readouterr()
     assert usfan("evaluate", *arguments[:-1], "--out", out, *TINY) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("labels given to adapt: ")]
-    return json.loads((out / "metrics.json").read_text()), lines
+    return json.loads((out / "metrics.json").read_text())
 
 
-def test_evaluate_says_what_given_labels_are_worth(labelled, tmp_path, capsys):
-    target, few, run = labelled
-    told = json.loads((run / "metrics.json").read_text())
-    figures, (line,) = evaluated(capsys, run, target, tmp_path / "same")
-    assert re.match(r"labels given to adapt: 2 images of 2 classes; left out in turn, they are right for \d+ %", line)
-    assert "; 2 of the 24 images here are among them, and not in these figures; the other 22 images are right" in line
-    assert (figures["count"], figures["accuracy"]) == (22, pytest.approx(told["after"]["accuracy"]))
-    assert figures["labels"]["rest"] == {name: told["labels"]["rest"][name] for name in ("images", "without", "with")}
-    assert figures["labels"]["left_out"] == told["labels"]["left_out"]
-    assert package.evaluate(run, target, progress=False, device="cpu")["labels"] == figures["labels"]
-    (tmp_path / "rest.csv").write_text("path,label\nclass-0/001.png,class-0\nclass-1/000.png,class-1\n")
-    figures, (line,) = evaluated(capsys, run, target, "--labels", tmp_path / "rest.csv", tmp_path / "rest")
-    assert "; none of the 2 images here is among them; " in line
-    assert figures["count"] == 2
-    figures, (line,) = evaluated(capsys, run, target, "--labels", few, tmp_path / "all")
-    assert line.endswith("; all 2 images here are among them, so these figures are no test")
-    assert figures["count"] == 2
-
-
-def test_evaluate_knows_images_it_learned_from_behind_a_link_and_does_not_deny_a_copy(labelled, tmp_path, capsys):
-    target, _, run = labelled
-    (tmp_path / "link").symlink_to(target)
-    figures, (line,) = evaluated(capsys, run, tmp_path / "link", tmp_path / "linked")
-    assert "; 2 of the 24 images here are among them, and not in these figures; the other 22 images are right" in line
-    assert figures["count"] == 22
-    shutil.copytree(target, tmp_path / "copy")
-    figures, (line,) = evaluated(capsys, run, tmp_path / "copy", tmp_path / "copied")
-    assert line.endswith(CANNOT_TELL)
-    assert (figures["count"], figures["labels"]["among"]) == (24, None)
-
-
-CANNOT_TELL = "; cannot tell whether images here are among them, because the run recorded none of their paths"
-
-
-def test_a_model_folder_alone_says_that_it_was_given_labels(labelled, tmp_path, capsys):
-    target, _, run = labelled
-    alone = package.SourceModel.load(run).save(tmp_path / "alone")
-    for samples in (None, "[]", '{"paths": ["a"], "given": [7], "without": [0]}', '{"paths": 5, "given": [[]]}'):
-        if samples is not None:
-            (alone / "samples.json").write_text(samples)
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        figures, (line,) = evaluated(capsys, alone, target, tmp_path / "run")
-        assert line.endswith(CANNOT_TELL)
-        assert figures["count"] == 24
-    config = json.loads((alone / "config.json").read_text())
-    config["summary"]["labels"] = {"count": 2, "classes": 2, "left_out": 5, "without": "often", "rest": 1}
-    (alone / "config.json").write_text(json.dumps(config))
-    assert evaluated(capsys, alone, target, tmp_path / "odd")[1][0].startswith("labels given to adapt: 2 images of 2")
-    config["summary"]["labels"] = {"count": "two"}
-    (alone / "config.json").write_text(json.dumps(config))
-    assert evaluated(capsys, alone, target, tmp_path / "none")[1] == []
-
-
-def test_a_model_in_memory_knows_which_labels_it_was_given(model, labelled):
-    target, few, _ = labelled
-    options = {"progress": False, "device": "cpu"}
-    given = {"labels": few, "label_folds": 0, "epochs": 1, "batch_size": 8, "guard": False, "method": "u-sfan"}
-    adapted = package.adapt(model, target, **given, **options)
-    figures = package.evaluate(adapted, target, **options)
-    assert figures["labels"] == {**adapted.history["labels"], "among": 2, "seen": 24}
-    assert figures["count"] == 22
-
-
-def test_evaluate_with_a_few_labels_of_unlabelled_images(refused, model, folder, tmp_path, capsys):
+def test_evaluate_with_a_few_labels_of_unlabelled_images(
+    refused, model, folder, tmp_path, capsys
+):
     """A half-filled table and the photographs of a camera: the figures are of the labelled images, with an interval."""
     camera = tmp_path / "DCIM"
     for number, place in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
         shutil.copytree(place, camera / f"10{number}CANON")
     shutil.copy(camera / "100CANON" / "000.png", camera)  # beside the folders
     table = tmp_path / "few.csv"
-    table.write_text("path,label\n100CANON/000.png,class-0\n100CANON/001.png,\n101CANON/000.png,class-0\n")
-    figures, lines = evaluated(capsys, model, camera, "--labels", table, tmp_path / "run")
-    assert lines == []
+    table.write_text(
+        "path,label\n100CANON/000.png,class-0\n100CANON/001.png,\n101CANON/000.png,class-0\n"
+    )
+    figures = evaluated(model, camera, "--labels", table, tmp_path / "run")
     assert figures["count"] == 2
     assert figures["accuracy_low"] <= figures["accuracy"] <= figures["accuracy_high"]
     assert figures["accuracy_high"] - figures["accuracy_low"] > 60  # two labels say little
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["labels"] == str(table)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["labels"] == str(
+        table
+    )
     data = package.ImageData(camera, unlabelled=True)
     pairs = {"100CANON/000.png": "class-0", "101CANON/000.png": "class-0"}
     assert package.evaluate(model, data, labels=pairs, progress=False, device="cpu") == figures
     table.write_text("path,label\n100CANON/000.png,class-9\n")
-    assert "few.csv, line 2: the model has no class class-9" in refused("evaluate", model, camera, "--labels", table)
+    assert "few.csv, line 2: the model has no class class-9" in refused(
+        "evaluate", model, camera, "--labels", table
+    )
 
 
-def test_evaluate_takes_labels_of_new_classes_in_open_set(refused, model, folder, tmp_path, capsys):
-    table, call = tmp_path / "few.csv", ("evaluate", model, folder, "--labels", tmp_path / "few.csv", "--open-set")
-    table.write_text("path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\nclass-2/000.png,zebra\n")
-    figures, _ = evaluated(capsys, *call[1:], tmp_path / "run")
+def test_evaluate_takes_labels_of_new_classes_in_open_set(
+    refused, model, folder, tmp_path, capsys
+):
+    table = tmp_path / "few.csv"
+    call = ("evaluate", model, folder, "--labels", tmp_path / "few.csv", "--open-set")
+    table.write_text(
+        "path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\nclass-2/000.png,zebra\n"
+    )
+    figures = evaluated(*call[1:], tmp_path / "run")
     assert figures["count"] == 3
     assert "hos" in figures
-    pairs = {"class-0/000.png": "class-0", "class-1/000.png": "class-1", "class-2/000.png": "zebra"}
-    assert package.evaluate(model, folder, labels=pairs, open_set=True, progress=False, device="cpu") == figures
+    pairs = {
+        "class-0/000.png": "class-0",
+        "class-1/000.png": "class-1",
+        "class-2/000.png": "zebra",
+    }
+    assert (
+        package.evaluate(
+            model, folder, labels=pairs, open_set=True, progress=False, device="cpu"
+        )
+        == figures
+    )
     table.write_text("path,label\nclass-0/000.png,Class-0\n")
     assert "the model has no class Class-0: did you mean class-0?" in refused(*call)
     assert "the model has no class Class-0" in refused(*call[:-1])
@@ -367,14 +375,16 @@ def test_unlabelled_by_choice(model, folder, tmp_path):
 def test_several_sources_are_parsed(refused, model, tmp_path):
     settings = parse_settings("adapt", ["one", "two", "data", "--out", "run"])
     assert (settings["source"], settings["data"]) == (["one", "two"], "data")
-    assert "SOURCE and DATA are needed" in refused("adapt", model, "--out", tmp_path / "run")
+    assert "SOURCE is missing" in refused("adapt", model, "--out", tmp_path / "run")
 
 
 def table(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_path, capsys, monkeypatch):
+def test_predictions_of_single_photographs_as_json(
+    refused, model, folder, tmp_path, capsys, monkeypatch
+):
     photos = sorted(folder.rglob("*.png"))[:3]
     capsys.readouterr()
     assert usfan("predict", model, *photos, "--json", *TINY) == 0
@@ -384,18 +394,28 @@ def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_p
     assert isinstance(rows[0]["confidence"], float)
     assert rows[0]["unknown"] is False
     out = tmp_path / "table.json"
-    assert usfan("predict", model, photos[0], "--json", "--out", out, "--coverage", 0.4, *TINY) == 0
+    assert (
+        usfan("predict", model, photos[0], "--json", "--out", out, "--coverage", 0.4, *TINY)
+        == 0
+    )
     (row,) = table(out.read_text())
     assert (row["abstained"], row.get("label")) == (True, None)
     assert usfan("predict", model, photos[0], "--out", tmp_path / "table.csv", *TINY) == 0
     assert (tmp_path / "table.csv").read_text().count("\n") == 2
-    assert "table.csv: 1 prediction, as CSV (--json writes JSON lines)" in capsys.readouterr().err
+    assert (
+        "table.csv: 1 prediction, as CSV (--json writes JSON lines)" in capsys.readouterr().err
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{photos[0]}\n{photos[1]}\n"))
     capsys.readouterr()
     assert usfan("predict", model, "-", "--json", *TINY) == 0
-    assert [row["path"] for row in table(capsys.readouterr().out)] == [str(photos[0]), str(photos[1])]
+    assert [row["path"] for row in table(capsys.readouterr().out)] == [
+        str(photos[0]),
+        str(photos[1]),
+    ]
     line = refused("predict", model, photos[0], *TINY)
-    assert "--out is missing: name the file to write, or print the predictions with --json" in line
+    assert (
+        "--out is missing: name the file to write, or print the predictions with --json" in line
+    )
     capsys.readouterr()
     assert usfan("predict", model, photos[0], folder, "nowhere.png", "--json", *TINY) == 0
     rows = table(capsys.readouterr().out)
@@ -407,10 +427,24 @@ def test_predictions_of_single_photographs_as_json(refused, model, folder, tmp_p
 def test_class_names_for_a_posterior(refused, model, folder, tmp_path):
     (tmp_path / "names.txt").write_text("class-0\nclass-1\nclass-2\n")
     out = tmp_path / "run"
-    assert usfan("posterior", model, folder, "--out", out, "--classes", tmp_path / "names.txt", *TINY) == 0
+    assert (
+        usfan(
+            "posterior", model, folder, "--out", out, "--classes", tmp_path / "names.txt", *TINY
+        )
+        == 0
+    )
     assert package.SourceModel.load(out).classes == ("class-0", "class-1", "class-2")
     (tmp_path / "names.txt").write_text("class-0\nclass-1\n")
-    line = refused("posterior", model, folder, "--out", tmp_path / "two", "--classes", tmp_path / "names.txt", *TINY)
+    line = refused(
+        "posterior",
+        model,
+        folder,
+        "--out",
+        tmp_path / "two",
+        "--classes",
+        tmp_path / "names.txt",
+        *TINY,
+    )
     assert "2 names" in line
 
 
@@ -452,18 +486,24 @@ def own(folder, tmp_path, monkeypatch):
     (tmp_path / "imported").unlink()
     torch.manual_seed(0)
     spec = package.InputSpec(3, 16, 16)
-    package.attach_posterior(space["make"](), package.ImageData(folder), head="top", spec=spec).save(tmp_path / "own")
+    package.attach_posterior(
+        space["make"](), package.ImageData(folder), head="top", spec=spec
+    ).save(tmp_path / "own")
     yield tmp_path / "own", name
     sys.modules.pop(name, None)
 
 
-def test_an_own_network_is_imported_only_if_the_user_names_it(refused, own, folder, tmp_path, capsys):
+def test_an_own_network_is_imported_only_if_the_user_names_it(
+    refused, own, folder, tmp_path, capsys
+):
     source, name = own
     named = ("--module", f"{name}:make")
     assert "--module" in refused("predict", source, folder, "--out", tmp_path / "t.csv", *TINY)
     for text in (f"module: {name}:make", f"out: t.csv\nmodule: {name}:make"):
         (tmp_path / "c.yaml").write_text(text)
-        assert "only the flag --module" in refused("predict", source, folder, "--config", tmp_path / "c.yaml", *TINY)
+        assert "only the flag --module" in refused(
+            "predict", source, folder, "--config", tmp_path / "c.yaml", *TINY
+        )
     assert not (tmp_path / "imported").exists()
     assert usfan("predict", source, folder, "--out", tmp_path / "t.csv", *named, *TINY) == 0
     assert (tmp_path / "imported").exists()
@@ -491,10 +531,10 @@ def test_modules_that_cannot_be_used(refused, own, folder, tmp_path):
 def test_completion_knows_commands_flags_and_values(shell, capsys):
     assert usfan("completion", shell) == 0
     script = capsys.readouterr().out
-    for name, (_, make) in COMMANDS.items():
+    for name, function in commands.COMMANDS.items():
         assert name in script
-        for flag in make().flags:
-            assert flag.replace("_", "-") in script, (name, flag)
+        for flag in describe(function).flags.values():
+            assert flag.positional or flag.option[2:] in script, (name, flag)
     for value in ("partial", "office-home", "cuda"):
         assert value in script
 
@@ -514,7 +554,9 @@ def test_bash_completes_flags_and_values(tmp_path, capsys):
         $function_name usfan '{words[-1]}' '{words[-2]}'
         printf '%s\\n' "${{COMPREPLY[@]}}"
         """
-        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            ["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True
+        )
         return {word.strip() for word in done.stdout.split()}
 
     assert completed("usfan ada") == {"adapt"}
@@ -524,7 +566,20 @@ def test_bash_completes_flags_and_values(tmp_path, capsys):
 
 def test_of_a_flag_given_twice_the_last_counts():
     """As in a shell's alias or a script: what is appended goes on top. Lists grow."""
-    words = ["a", "b", "--out", "o", "--epochs", "2", "--set", "momentum=0.5", "--epochs", "8", "--set", "samples=3"]
+    words = [
+        "a",
+        "b",
+        "--out",
+        "o",
+        "--epochs",
+        "2",
+        "--set",
+        "momentum=0.5",
+        "--epochs",
+        "8",
+        "--set",
+        "samples=3",
+    ]
     settings = parse_settings("adapt", words)
     assert (settings["epochs"], settings["momentum"], settings["samples"]) == (8, 0.5, 3)
 

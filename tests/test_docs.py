@@ -13,7 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "CODE_OF_CONDUCT.md",
+            "CHANGELOG.md",
+        )
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LONG = {"CHANGELOG.md"}
@@ -21,7 +30,9 @@ LONG = {"CHANGELOG.md"}
 
 
 def load_maker():
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "docs" / "make_tables.py")
+    spec = importlib.util.spec_from_file_location(
+        "make_tables", ROOT / "docs" / "make_tables.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -32,7 +43,9 @@ SHOWN = {
     (page, name): table
     for page in PAGES
     for name, table in re.findall(
-        r"<!-- table ([\w-]+) -->\n(.*?)\n?<!-- end -->", page.read_text(encoding="utf-8"), flags=re.S
+        r"<!-- table ([\w-]+) -->\n(.*?)\n?<!-- end -->",
+        page.read_text(encoding="utf-8"),
+        flags=re.S,
     )
 }
 
@@ -58,11 +71,24 @@ def test_every_table_of_figures_is_computed():
 
     assert {name for _, name in SHOWN} <= set(MAKER.TABLES) | set(OTHER)
     for page in PAGES:
-        text = re.sub(r"<!-- table [\w-]+ -->.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.S)
+        text = re.sub(
+            r"<!-- table [\w-]+ -->.*?<!-- end -->",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.S,
+        )
         for line in text.splitlines():
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
-            figures = [cell for cell in cells if re.fullmatch(r"[+−-]?\d+\.\d+( ± \d+\.\d+)?", cell)]
-            assert len(figures) < 2, f"{page.name}: a table of figures that nothing computes: {line}"
+            cells = (
+                [cell.strip() for cell in line.strip().strip("|").split("|")]
+                if line.startswith("|")
+                else []
+            )
+            figures = [
+                cell for cell in cells if re.fullmatch(r"[+−-]?\d+\.\d+( ± \d+\.\d+)?", cell)
+            ]
+            assert len(figures) < 2, (
+                f"{page.name}: a table of figures that nothing computes: {line}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -107,9 +133,26 @@ def site(tmp_path_factory):
     pytest.importorskip("material", reason="needs usfan[docs]")
     pytest.importorskip("mkdocstrings", reason="needs usfan[docs]")
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out]
-    environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        out,
+    ]
+    environment = {
+        "NO_MKDOCS_2_WARNING": "1",
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return out
 
@@ -118,7 +161,8 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(site):
     assert "attach_posterior" in (site / "api.html").read_text(encoding="utf-8")
     for page in site.rglob("*.html"):
         fetched = re.findall(
-            r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""", page.read_text("utf-8")
+            r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""",
+            page.read_text("utf-8"),
         )
         assert fetched == [], page.name
 
@@ -141,12 +185,23 @@ def test_the_site_in_a_browser(site, tmp_path):
 
     with Browser(program, tmp_path) as browser:
         for name, width in (("results", 400), ("studies/guard", 400), ("index", 1400)):
-            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            size = {
+                "width": width,
+                "height": 900,
+                "deviceScaleFactor": 1,
+                "mobile": width < 600,
+            }
             browser.call("Emulation.setDeviceMetricsOverride", **size)
             browser.call("Page.navigate", url=(site / f"{name}.html").as_uri())
-            until(f"location.href.includes('{name}.html') && document.readyState === 'complete'")
-            assert browser.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
-        browser.run("const field = document.querySelector('.md-search__input'); field.focus(); field.value = 'guard'")
+            until(
+                f"location.href.includes('{name}.html') && document.readyState === 'complete'"
+            )
+            assert browser.run(
+                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            ), name
+        browser.run(
+            "const field = document.querySelector('.md-search__input'); field.focus(); field.value = 'guard'"
+        )
         until(
             "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})), "
             "document.querySelectorAll('.md-search-result__item').length"

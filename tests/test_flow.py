@@ -11,7 +11,15 @@ import torch
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 
-EVALUATED = {"accuracy", "mean_class_accuracy", "per_class_accuracy", "nll", "brier", "ece", "entropy"}
+EVALUATED = {
+    "accuracy",
+    "mean_class_accuracy",
+    "per_class_accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "entropy",
+}
 EVALUATED |= {"posterior_nll", "posterior_brier", "posterior_ece"}
 OPEN = {"os", "os_star", "unknown_accuracy", "hos", "auroc_unknown", "aupr_unknown"}
 COLUMNS = ["path", "label", "confidence", "entropy", "weight", "unknown", "error"]
@@ -51,7 +59,10 @@ def check_predictions(model, data, folder, count: int, classes: set[str]) -> Non
         assert 1 / len(classes) - 1e-6 <= float(row["weight"]) <= 1
         assert 0 < float(row["confidence"]) <= 1
         assert float(row["entropy"]) >= 0
-    assert usfan("predict", model, data, "--out", folder / "half.csv", "--coverage", 0.5, *TINY) == 0
+    assert (
+        usfan("predict", model, data, "--out", folder / "half.csv", "--coverage", 0.5, *TINY)
+        == 0
+    )
     half = rows(folder / "half.csv")
     silent = [float(r["weight"]) for r in half if r["abstained"] == "1"]
     spoken = [float(r["weight"]) for r in half if r["abstained"] == "0"]
@@ -72,7 +83,11 @@ def test_train_adapt_evaluate_predict(data, source, tmp_path, capsys):
         == json.loads((adapted / "metrics.json").read_text())["after"]["accuracy"]
     )
     check_predictions(adapted, data["target"], tmp_path, 30, {"class-0", "class-1", "class-2"})
-    again = evaluate(package.SourceModel.load(adapted).save(tmp_path / "copy"), data["target"], tmp_path / "again")
+    again = evaluate(
+        package.SourceModel.load(adapted).save(tmp_path / "copy"),
+        data["target"],
+        tmp_path / "again",
+    )
     assert again == metrics
 
 
@@ -81,7 +96,10 @@ def test_open_set(data, source, tmp_path):
     metrics = evaluate(adapted, data["open"], tmp_path / "scores", "--open-set")
     assert metrics.keys() >= (EVALUATED | OPEN)
     assert metrics["count"] == 50
-    assert json.loads((adapted / "config.json").read_text())["unknown_rule"] == metrics["unknown_rule"]
+    assert (
+        json.loads((adapted / "config.json").read_text())["unknown_rule"]
+        == metrics["unknown_rule"]
+    )
     usfan("predict", adapted, data["open"], "--out", tmp_path / "table.csv", *TINY)
     flags = [row["unknown"] for row in rows(tmp_path / "table.csv")]
     model = package.SourceModel.load(adapted)
@@ -98,15 +116,21 @@ def test_labels_are_not_needed(data, source, tmp_path):
     adapted = adapt_tiny(source, flat, tmp_path / "adapted")
     assert "after" not in json.loads((adapted / "metrics.json").read_text())
     labelled = adapt_tiny(source, data["target"], tmp_path / "labelled")
-    assert (adapted / "model.safetensors").read_bytes() == (labelled / "model.safetensors").read_bytes()
+    assert (adapted / "model.safetensors").read_bytes() == (
+        labelled / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_posterior_for_a_model_folder(data, source, tmp_path):
     out = tmp_path / "refitted"
-    assert usfan("posterior", source, data["target"], "--out", out, "--prior", "2.5", *TINY) == 0
+    assert (
+        usfan("posterior", source, data["target"], "--out", out, "--prior", "2.5", *TINY) == 0
+    )
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["prior_precision"] == pytest.approx(2.5)
-    assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
     adapt_tiny(out, data["target"], tmp_path / "adapted")
 
 
@@ -114,10 +138,17 @@ def test_a_prior_from_the_weight_decay_of_the_training(data, source, tmp_path, c
     """As stored in the model folder; else as given; else one clear line, before any work."""
     command = ("posterior", source, data["target"], "--prior", "weight-decay", "--out")
     assert usfan(*command, tmp_path / "stored", *TINY) == 0
-    assert json.loads((tmp_path / "stored" / "metrics.json").read_text())["prior_precision"] == pytest.approx(30 * 1e-3)
+    assert json.loads((tmp_path / "stored" / "metrics.json").read_text())[
+        "prior_precision"
+    ] == pytest.approx(30 * 1e-3)
     assert usfan(*command, tmp_path / "given", "--weight-decay", 0.02, *TINY) == 0
-    assert json.loads((tmp_path / "given" / "metrics.json").read_text())["prior_precision"] == pytest.approx(30 * 0.02)
-    assert json.loads((tmp_path / "given" / "config.json").read_text())["summary"]["weight_decay"] == 0.02
+    assert json.loads((tmp_path / "given" / "metrics.json").read_text())[
+        "prior_precision"
+    ] == pytest.approx(30 * 0.02)
+    assert (
+        json.loads((tmp_path / "given" / "config.json").read_text())["summary"]["weight_decay"]
+        == 0.02
+    )
     private = package.SourceModel.load(source).save(tmp_path / "private", private=True)
     config = json.loads((private / "config.json").read_text())
     torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), tmp_path / "mine.pth")
@@ -125,11 +156,27 @@ def test_a_prior_from_the_weight_decay_of_the_training(data, source, tmp_path, c
         config["summary"] = {} if stored is None else {"weight_decay": stored}
         (private / "config.json").write_text(json.dumps(config))
         capsys.readouterr()
-        refused = ("posterior", private, data["target"], "--prior", "weight-decay", "--out", tmp_path / "none")
+        refused = (
+            "posterior",
+            private,
+            data["target"],
+            "--prior",
+            "weight-decay",
+            "--out",
+            tmp_path / "none",
+        )
         assert usfan(*refused, *TINY) == 2
         said = capsys.readouterr().err
         assert (said.count("\n"), "--weight-decay" in said) == (1, True)
-    weights = ("posterior", tmp_path / "mine.pth", data["target"], "--backbone", "resnet18", "--out", tmp_path / "none")
+    weights = (
+        "posterior",
+        tmp_path / "mine.pth",
+        data["target"],
+        "--backbone",
+        "resnet18",
+        "--out",
+        tmp_path / "none",
+    )
     assert usfan(*weights, "--prior", "weight-decay", *TINY) == 2
     assert "--weight-decay" in capsys.readouterr().err
     assert usfan(*command, tmp_path / "none", "--weight-decay", "-1", *TINY) == 2
@@ -161,8 +208,28 @@ def test_office31_with_the_offline_backbone(shared_data, tmp_path):
                 (tmp_path / domain / name / file.name).symlink_to(file.resolve())
     run = ("--batch-size", 16, *TINY)
     backbone = ("--backbone", "tf_efficientnet_lite0", "--epochs", 1)
-    assert usfan("train", tmp_path / "dslr", "--out", tmp_path / "source", *backbone, "--lr", 0.03, *run) == 0
-    adapt = ("adapt", tmp_path / "source", tmp_path / "webcam", "--out", tmp_path / "adapted", "--epochs", 1)
+    assert (
+        usfan(
+            "train",
+            tmp_path / "dslr",
+            "--out",
+            tmp_path / "source",
+            *backbone,
+            "--lr",
+            0.03,
+            *run,
+        )
+        == 0
+    )
+    adapt = (
+        "adapt",
+        tmp_path / "source",
+        tmp_path / "webcam",
+        "--out",
+        tmp_path / "adapted",
+        "--epochs",
+        1,
+    )
     assert usfan(*adapt, *run) == 0
     metrics = evaluate(tmp_path / "adapted", tmp_path / "webcam", tmp_path / "scores")
     assert metrics.keys() >= EVALUATED

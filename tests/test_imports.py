@@ -37,9 +37,16 @@ def imported(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str
         elif isinstance(node, ast.ImportFrom):
             parts = module.split(".")
             base = parts[: len(parts) - node.level + is_package] if node.level else []
-            yield ".".join([*base, *([node.module] if node.module else [])]), [alias.name for alias in node.names]
+            yield (
+                ".".join([*base, *([node.module] if node.module else [])]),
+                [alias.name for alias in node.names],
+            )
         elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
-            yield from ((a.value, []) for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            yield from (
+                (a.value, [])
+                for a in node.args
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            )
 
 
 def import_graph(package: Path) -> dict[str, set[str]]:
@@ -80,7 +87,9 @@ def against(graph: dict[str, set[str]], order: dict[str, int]) -> list[str]:
     def line(module: str) -> int:
         return len(order) if module in ABOVE else order[module.split(".")[1]]
 
-    edges = [(module, other) for module, others in sorted(graph.items()) for other in sorted(others)]
+    edges = [
+        (module, other) for module, others in sorted(graph.items()) for other in sorted(others)
+    ]
     return [f"{a} imports {b}" for a, b in edges if line(b) > line(a)]
 
 
@@ -109,12 +118,21 @@ def test_packages_have_empty_doors():
 
 
 FAULTS = {
-    "lazy": ("def f():\n    from usfan.cli import main\n", "usfan.data.a imports usfan.cli.main"),
+    "lazy": (
+        "def f():\n    from usfan.cli import main\n",
+        "usfan.data.a imports usfan.cli.main",
+    ),
     "plain": ("import usfan.cli.main\n", "usfan.data.a imports usfan.cli.main"),
-    "by name": ("import importlib\nimportlib.import_module('usfan.cli.main')\n", "usfan.data.a imports usfan.cli.main"),
+    "by name": (
+        "import importlib\nimportlib.import_module('usfan.cli.main')\n",
+        "usfan.data.a imports usfan.cli.main",
+    ),
     "relative": ("from ..cli.main import run\n", "usfan.data.a imports usfan.cli.main"),
     "the public API": ("from usfan import adapt\n", "usfan.data.a imports usfan"),
-    "only for types": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import usfan.cli.main\n", None),
+    "only for types": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import usfan.cli.main\n",
+        None,
+    ),
 }
 
 
@@ -133,4 +151,7 @@ def test_each_kind_of_import_is_seen(tmp_path, fault):
         file.write_text(content)
     graph = import_graph(tmp_path / "usfan")
     assert against(graph, {"data": 0, "cli": 1}) == ([expected] if expected else [])
-    assert cycle({**graph, "usfan.cli.main": {"usfan.data.a"}, "usfan": {"usfan.data.a"}}) != [] or expected is None
+    assert (
+        cycle({**graph, "usfan.cli.main": {"usfan.data.a"}, "usfan": {"usfan.data.a"}}) != []
+        or expected is None
+    )

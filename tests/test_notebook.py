@@ -25,7 +25,9 @@ def run():
     """Runs a cell; gives its messages (kind, content)."""
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     manager = client.KernelManager()
-    manager._kernel_spec = client.kernelspec.KernelSpec(argv=command, display_name="usfan", language="python")
+    manager._kernel_spec = client.kernelspec.KernelSpec(
+        argv=command, display_name="usfan", language="python"
+    )
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS), *filter(None, sys.path)])
     manager.start_kernel(env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
     kernel = manager.client()
@@ -39,7 +41,8 @@ def run():
             message = kernel.get_iopub_msg(timeout=120)
             if message["parent_header"].get("msg_id") != number:
                 continue
-            kind, content = message["msg_type"], message["content"]
+            kind = message["msg_type"]
+            content = message["content"]
             if kind == "status" and content["execution_state"] == "idle":
                 return found
             if kind not in ("status", "execute_input"):
@@ -61,7 +64,9 @@ def test_the_hour_in_a_notebook(run, tmp_path):
     assert run(ADAPT.format(more=", progress=False")) == []
     told = run(ADAPT.format(more=f", progress=True, run={str(tmp_path / 'run')!r}"))
     assert {kind for kind, _ in told} == {"display_data", "update_display_data"}, told
-    assert {"metrics.json", "model.safetensors"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"metrics.json", "model.safetensors"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
 
     ((kind, content),) = run("target")
     assert kind == "execute_result"

@@ -53,13 +53,17 @@ def world(tmp_path_factory):
 def test_every_block_is_of_a_kind_that_is_checked():
     for page, found in CODE.items():
         for block in found:
-            assert block.language in LANGUAGES, f"{page.name}: a block of {block.language or 'no language'}"
+            assert block.language in LANGUAGES, (
+                f"{page.name}: a block of {block.language or 'no language'}"
+            )
         text = page.read_text(encoding="utf-8")
         assert text.count("\n```") == 2 * len(found), f"{page.name}: a fence that is not closed"
 
 
 @pytest.mark.parametrize(
-    "page", [p for p, found in CODE.items() if any(b.needs for b in found)], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    [p for p, found in CODE.items() if any(b.needs for b in found)],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_commands_that_need_more_are_valid(page):
     for block in CODE[page]:
@@ -76,7 +80,11 @@ def test_commands_that_need_more_are_valid(page):
 
 @pytest.mark.parametrize(
     "page",
-    [p for p, found in CODE.items() if any(b.language in ("python", "sh") and not b.needs for b in found)],
+    [
+        p
+        for p, found in CODE.items()
+        if any(b.language in ("python", "sh") and not b.needs for b in found)
+    ],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_a_page_runs(page, world, tmp_path, monkeypatch):
@@ -91,6 +99,8 @@ def test_a_page_runs(page, world, tmp_path, monkeypatch):
         runner.run(block)
         following = next((b for b in CODE[page] if b.start > block.end), None)
         if following is not None and following.title == "Output":
-            assert following.text.strip(), "an output is shown, but it is empty: run docs/run_pages.py --write"
+            assert following.text.strip(), (
+                "an output is shown, but it is empty: run docs/run_pages.py --write"
+            )
     for name in set(METHODS) - known:
         del METHODS[name]

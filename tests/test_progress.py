@@ -74,15 +74,22 @@ def test_false_is_silent_and_a_function_is_told(capsys):
     assert "training" not in capsys.readouterr().err
     assert calls[-1][:2] == (9, 9)
     assert [call[2]["epoch"] for call in calls if "epoch" in call[2]] == [1, 2, 3]
-    with pytest.raises(ConfigError, match=r"progress must be True, False or a function .*; got str"):
+    with pytest.raises(
+        ConfigError, match=r"progress must be True, False or a function .*; got str"
+    ):
         train("yes")
 
 
 def test_an_adaptation_tells_its_epochs():
     source = train(False)
     calls = []
-    usfan.adapt(source, labelled(), epochs=2, batch_size=8, progress=lambda *call: calls.append(call))
-    assert [(c[0], c[2]["epoch"], c[2]["epochs"]) for c in calls if "epoch" in c[2]] == [(3, 1, 2), (6, 2, 2)]
+    usfan.adapt(
+        source, labelled(), epochs=2, batch_size=8, progress=lambda *call: calls.append(call)
+    )
+    assert [(c[0], c[2]["epoch"], c[2]["epochs"]) for c in calls if "epoch" in c[2]] == [
+        (3, 1, 2),
+        (6, 2, 2),
+    ]
 
 
 def test_in_a_notebook_one_line_renews_itself(monkeypatch, capsys):
@@ -110,21 +117,43 @@ def test_in_a_notebook_one_line_renews_itself(monkeypatch, capsys):
 
 
 def test_whole_numbers_stay_whole(capsys):
-    progress.print_metrics({"epochs": 4, "accuracy": 91.234, "ece": 0.01234, "kept_epoch": 12_345}, "[x]")
+    progress.print_metrics(
+        {"epochs": 4, "accuracy": 91.234, "ece": 0.01234, "kept_epoch": 12_345}, "[x]"
+    )
     said = capsys.readouterr().err
-    for shown in (r"epochs +│ +4 ", r"accuracy +│ +91\.23", r"ece +│ +0\.01234", r"kept epoch +│ +12,345"):
+    for shown in (
+        r"epochs +│ +4 ",
+        r"accuracy +│ +91\.23",
+        r"ece +│ +0\.01234",
+        r"kept epoch +│ +12,345",
+    ):
         assert re.search(shown, said), said
 
 
 def test_a_training_that_is_killed_has_left_its_progress_in_the_log(tmp_path):
     """A process of its own with its output in a file, as in a batch job."""
-    folder, log = class_folder(tmp_path / "squares", images=4), tmp_path / "log.txt"
-    words = ["train", folder, "--out", tmp_path / "run", "--backbone", "digits-cnn", "--epochs", 100_000, *TINY]
+    folder = class_folder(tmp_path / "squares", images=4)
+    log = tmp_path / "log.txt"
+    words = [
+        "train",
+        folder,
+        "--out",
+        tmp_path / "run",
+        "--backbone",
+        "digits-cnn",
+        "--epochs",
+        100_000,
+        *TINY,
+    ]
     with log.open("w") as file:
         command = [sys.executable, "-m", "usfan", *map(str, words)]
         process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        while "epoch" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+        while (
+            "epoch" not in log.read_text()
+            and process.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         process.kill()
         process.wait()

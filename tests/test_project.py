@@ -33,7 +33,9 @@ def test_types_are_checked_in_strict_mode():
     settings = project()["tool"]["mypy"]
     assert settings["strict"] is True
     loosened = {name for override in settings["overrides"] for name in [override["module"]]}
-    assert loosened == {"usfan.compute.accelerate.norm_kernels"}  # Triton compiles these functions
+    assert loosened == {
+        "usfan.engine.accelerate.norm_kernels"
+    }  # Triton compiles these functions
 
 
 def test_every_tool_of_the_extras_is_pinned():
@@ -44,7 +46,11 @@ def test_every_tool_of_the_extras_is_pinned():
     for extra, needs in project()["project"]["optional-dependencies"].items():
         for need in needs:
             name = re.match(r"[\w.-]+", need)[0].lower()
-            assert re.sub(r"[-_.]+", "-", name) in pins, f"{name} of the extra {extra} is not in constraints.txt"
+            if name == "usfan":  # other extras of this package
+                continue
+            assert re.sub(r"[-_.]+", "-", name) in pins, (
+                f"{name} of the extra {extra} is not in constraints.txt"
+            )
 
 
 def test_the_changelog_has_the_version_and_a_place_for_the_next():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,12 +15,11 @@ from torch import nn
 
 import usfan
 from tiny_models import tiny_model
-from usfan.compute.features import features_of
-from usfan.compute.runtime import Runtime, as_runtime, start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.cache import open_store
+from usfan.engine.runtime import Runtime, as_runtime
 from usfan.errors import ArtifactError, ConfigError, DataError
-from usfan.evaluation.changes import describe_changes
+from usfan.metrics.changes import describe_changes
 
 NAMES = ["a", "b|c", "<d>"]
 QUICK = {"epochs": 2, "batch_size": 8, "guard": False, "progress": False}
@@ -50,22 +50,61 @@ def target(folder, photos):
 def test_paths_wherever_models_or_data_are(folder, photos, target):
     assert len(target.passes.after) == 30
     figures = usfan.evaluate(str(folder), str(photos), device="cpu", progress=False)
-    assert figures == usfan.evaluate(usfan.SourceModel.load(folder), usfan.ImageData(photos), progress=False)
-    assert usfan.evaluate(target, photos, runtime={"device": "cpu", "workers": 0}, progress=False)["count"] == 30
+    assert figures == usfan.evaluate(
+        usfan.SourceModel.load(folder), usfan.ImageData(photos), progress=False
+    )
+    assert (
+        usfan.evaluate(target, photos, runtime={"device": "cpu", "workers": 0}, progress=False)[
+            "count"
+        ]
+        == 30
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
         (lambda f, p: usfan.adapt("runs/nowhere/x", p), ArtifactError, "no such model folder"),
-        (lambda f, p: usfan.adapt(nn.Linear(3, 3), p), ConfigError, r"a Linear has no posterior yet.*attach_posterior"),
-        (lambda f, p: usfan.adapt(3, p), ConfigError, "expected a model or the folder of one, not a int"),
-        (lambda f, p: usfan.adapt(f, p, runtime=3), ConfigError, "runtime must be a dict such as"),
-        (lambda f, p: usfan.adapt(f, p, runtime={"devise": "cpu"}), ConfigError, "did you mean device"),
-        (lambda f, p: usfan.adapt(f, p, device="tpu"), ConfigError, "device must be one of auto, cpu, cuda"),
-        (lambda f, p: usfan.adapt(f, p, run=7), ConfigError, "run must be the path of a folder; got a int"),
-        (lambda f, p: usfan.adapt(f, p, progress="x"), ConfigError, "progress must be True, False or a function"),
-        (lambda f, p: usfan.adapt(f, p / "nowhere"), DataError, "no such folder, image or list file"),
+        (
+            lambda f, p: usfan.adapt(nn.Linear(3, 3), p),
+            ConfigError,
+            r"a Linear has no posterior yet.*attach_posterior",
+        ),
+        (
+            lambda f, p: usfan.adapt(3, p),
+            ConfigError,
+            "expected a model or the folder of one, not a int",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p, runtime=3),
+            ConfigError,
+            "runtime must be a dict such as",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p, runtime={"devise": "cpu"}),
+            ConfigError,
+            "did you mean device",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p, device="tpu"),
+            ConfigError,
+            "device must be one of auto, cpu, cuda",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p, run=7),
+            ConfigError,
+            "run must be the path of a folder; got a int",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p, progress="x"),
+            ConfigError,
+            "progress must be True, False or a function",
+        ),
+        (
+            lambda f, p: usfan.adapt(f, p / "nowhere"),
+            DataError,
+            "no such folder, image or list file",
+        ),
     ],
 )
 def test_misuse_is_one_clear_line(folder, photos, call, error, said):
@@ -74,7 +113,13 @@ def test_misuse_is_one_clear_line(folder, photos, call, error, said):
 
 
 def test_a_runtime_as_a_caller_gives_it():
-    for given in (None, {}, {"device": "cpu"}, RuntimeConfig(device="cpu"), as_runtime(device="cpu")):
+    for given in (
+        None,
+        {},
+        {"device": "cpu"},
+        RuntimeConfig(device="cpu"),
+        as_runtime(device="cpu"),
+    ):
         assert isinstance(as_runtime(given), Runtime)
     assert as_runtime({"workers": 3}, torch.device("cpu")).workers == 3
     with pytest.raises(ConfigError, match="exclude each other"):
@@ -96,7 +141,8 @@ def test_a_mistyped_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
         usfan.SourceModel.load("runs/amazn")
     assert "not looked up on the Hugging Face Hub" in str(raised.value)
     with pytest.raises(
-        ArtifactError, match=r"somebody/model: no such model folder here, and the Hugging Face Hub .*no net"
+        ArtifactError,
+        match=r"somebody/model: no such model folder here, and the Hugging Face Hub .*no net",
     ):
         usfan.SourceModel.load("somebody/model")
     with pytest.raises(ArtifactError, match=r"did you mean .*runs/amazon\?"):
@@ -121,47 +167,89 @@ def test_short_reprs(target):
 def test_a_run_folder_by_its_name(folder, photos, tmp_path):
     run = tmp_path / "run"
     target = usfan.adapt(folder, photos, run=str(run), **QUICK)
-    for name in ("config.yaml", "metrics.json", "log.jsonl", "samples.safetensors", "model.safetensors"):
+    for name in (
+        "config.yaml",
+        "metrics.json",
+        "log.jsonl",
+        "samples.safetensors",
+        "model.safetensors",
+    ):
         assert (run / name).is_file(), name
     metrics = json.loads((run / "metrics.json").read_text())
     assert "accuracy" in metrics["after"]
     with open(run / "changes.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == metrics["changed"]
-    again = usfan.adapt(folder, photos, run=run, resume=True, **QUICK)  # it is finished: the model is read
+    again = usfan.adapt(
+        folder, photos, run=run, resume=True, **QUICK
+    )  # it is finished: the model is read
     assert torch.equal(again.predict(photos).probs, target.predict(photos).probs)
     with pytest.raises(ConfigError, match="already holds a run"):
         usfan.adapt(folder, photos, run=run, **QUICK)
     trained = usfan.train_source(
-        photos, run=tmp_path / "source", backbone="digits-cnn", bottleneck=8, epochs=1, batch_size=8, progress=False
+        photos,
+        run=tmp_path / "source",
+        backbone="digits-cnn",
+        bottleneck=8,
+        epochs=1,
+        batch_size=8,
+        progress=False,
     )
     assert usfan.SourceModel.load(tmp_path / "source").classes == trained.classes
     usfan.report_model(trained, tmp_path / "source.html", photos)
     assert "accuracy" in (tmp_path / "source.html").read_text()
+    assert usfan.report_runs([run]) == run / "report.html"
+    assert usfan.report_runs([run], tmp_path / "page.html").read_text().startswith("<!")
 
 
-@pytest.mark.parametrize("kind", ["pixels", "features"])
-def test_a_run_folder_of_pixels_in_memory(folder, photos, tmp_path, kind):
+def test_export(folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    assert usfan.export(folder, tmp_path / "model.onnx") < 1e-3
+    assert (tmp_path / "model.onnx").is_file()
+
+
+def test_a_study(photos, tmp_path):
+    root = tmp_path / "domains"
+    for name in ("one", "two"):
+        shutil.copytree(photos, root / name)
+    out = usfan.run_study(
+        root,
+        methods=["source-only", "shot-im"],
+        seeds=[0],
+        pairs=["one-two"],
+        out=tmp_path / "study",
+        device="cpu",
+        backbone="digits-cnn",
+        epochs=1,
+        batch_size=8,
+    )
+    assert "shot-im" in (out / "table.md").read_text()
+
+
+def test_a_run_folder_needs_images(folder, photos, tmp_path):
     source = usfan.SourceModel.load(folder)
     store = open_store(usfan.ImageData(photos), size=source.spec.resize, channels=1)
-    if kind == "features":
-        store = features_of(source.classifier, store, source.spec, start_runtime(RuntimeConfig(device="cpu")))
-    target = usfan.adapt(folder, store, run=tmp_path / "run", method="u-sfan", **QUICK)
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["after"]["accuracy"] == usfan.evaluate(target, photos)["accuracy"]
-    again = usfan.SourceModel.load(tmp_path / "run")
-    assert torch.equal(again.predict(photos).probs, target.predict(photos).probs)
-    assert len((tmp_path / "run" / "label_first.csv").read_text().splitlines()) == 4
+    with pytest.raises(ConfigError, match="a run folder needs the images themselves"):
+        usfan.adapt(folder, store, run=tmp_path / "run", method="u-sfan", **QUICK)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_report_of_what_adapt_returned(target, photos, tmp_path):
     page = target.report(tmp_path / "page.html").read_text()
-    for part in ("Entropy before adaptation", "Features after adaptation", "Most certain", "<img", "Losses"):
+    for part in (
+        "Entropy before adaptation",
+        "Features after adaptation",
+        "Most certain",
+        "<img",
+        "Losses",
+    ):
         assert part in page, part
     assert "Reliability" not in page  # no labels
     assert "is missing" not in page
     labelled = target.report(tmp_path / "labelled.html", photos).read_text()
     assert "Reliability after adaptation" in labelled
-    with pytest.raises(DataError, match=r"holds no images to report on: give some, report\(FILE, data=…\)"):
+    with pytest.raises(
+        DataError, match=r"holds no images to report on: give some, report\(FILE, data=…\)"
+    ):
         tiny_model().report(tmp_path / "x.html")
     with pytest.raises(ConfigError, match="is a folder"):
         target.report(tmp_path)
@@ -169,12 +257,21 @@ def test_a_report_of_what_adapt_returned(target, photos, tmp_path):
 
 def test_figures(target, photos, folder, tmp_path):
     figures = usfan.figures
-    for make in (figures.reliability, figures.entropy_densities, figures.feature_map, figures.changed_predictions):
+    for make in (
+        figures.reliability,
+        figures.entropy_densities,
+        figures.feature_map,
+        figures.changed_predictions,
+    ):
         figure = make(target, photos)
         assert isinstance(figure, Figure)
         assert figure._repr_png_().startswith(b"\x89PNG")
         figure.savefig(tmp_path / "figure.png")
-    legends = [text.get_text() for axes in figures.reliability(target, photos).axes for text in axes.get_legend().texts]
+    legends = [
+        text.get_text()
+        for axes in figures.reliability(target, photos).axes
+        for text in axes.get_legend().texts
+    ]
     assert all("ECE" in text for text in legends)
     assert len(legends) == 4
     with pytest.raises(DataError, match="needs labels"):
@@ -191,8 +288,13 @@ def test_what_changed(target, photos):
     assert len(changed) == int((before != after).sum()) > 0
     first = changed[0]
     position = target.passes.images.paths.index(first["path"])
-    assert (first["before"], first["after"]) == (NAMES[before[position]], NAMES[after[position]])
-    assert [r["certainty_after"] for r in changed] == sorted((r["certainty_after"] for r in changed), reverse=True)
+    assert (first["before"], first["after"]) == (
+        NAMES[before[position]],
+        NAMES[after[position]],
+    )
+    assert [r["certainty_after"] for r in changed] == sorted(
+        (r["certainty_after"] for r in changed), reverse=True
+    )
     assert describe_changes(target).startswith(f"{len(changed)} of 30 predictions changed")
     chosen = usfan.images_to_label(target)
     assert len(chosen) == 3  # one per class

@@ -16,10 +16,10 @@ import usfan
 from small_runs import TINY, class_folder, train_tiny
 from small_runs import usfan as command
 from tiny_models import tiny_model
-from usfan.artifacts.model import MixtureModel, SourceModel
 from usfan.errors import ArtifactError, ConfigError, DataError
 from usfan.files import read_yaml
-from usfan.scoring.unknown import UnknownRule
+from usfan.maths.unknown import UnknownRule
+from usfan.store.model import MixtureModel, SourceModel
 
 RUN = ("--epochs", 2, "--batch-size", 8, "--method", "u-sfan", *TINY)
 
@@ -28,7 +28,8 @@ RUN = ("--epochs", 2, "--batch-size", 8, "--method", "u-sfan", *TINY)
 def places(tmp_path_factory):
     """Two source models and a target."""
     root = tmp_path_factory.mktemp("several")
-    one, two = class_folder(root / "one"), class_folder(root / "two", domain=2)
+    one = class_folder(root / "one")
+    two = class_folder(root / "two", domain=2)
     target = class_folder(root / "target", domain=1)
     return train_tiny(one, root / "a"), train_tiny(two, root / "b", "--seed", 1), target
 
@@ -42,7 +43,9 @@ def run(places, tmp_path_factory):
 
 def folder_of(tmp_path, **more) -> SourceModel:
     members = [tiny_model(seed=0), tiny_model(seed=1)]
-    return MixtureModel.of(members, "certainty", [0.25, 0.75], **more).save(tmp_path / "mixture")
+    return MixtureModel.of(members, "certainty", [0.25, 0.75], **more).save(
+        tmp_path / "mixture"
+    )
 
 
 def test_the_run_folder(run, places):
@@ -56,7 +59,9 @@ def test_the_run_folder(run, places):
     assert metrics["settings"]["setting"] == metrics["classes"]["setting"] != "auto"
     assert str(places[0]) in metrics["classes"]["reason"]
     assert read_yaml(run / "config.yaml")["source"] == [str(places[0]), str(places[1])]
-    assert {"samples.safetensors", "log.jsonl", "config.json", "changes.csv"} <= {p.name for p in run.iterdir()}
+    assert {"samples.safetensors", "log.jsonl", "config.json", "changes.csv"} <= {
+        p.name for p in run.iterdir()
+    }
     assert str(places[0]) not in (run / "config.json").read_text()  # a model folder is shared
     for member in ("member-1", "member-2"):  # a run and a model of its own
         assert json.loads((run / member / "metrics.json").read_text())["method"] == "u-sfan"
@@ -69,7 +74,9 @@ def test_the_mixture_is_that_of_its_members(run, places):
     assert "members 2 of digits-cnn" in repr(mixture)
     parts = [usfan.SourceModel.load(run / f"member-{n}").predict(places[2]) for n in (1, 2)]
     found = mixture.predict(places[2])
-    expected = sum(share * part.probs for share, part in zip(mixture.shares, parts, strict=True))
+    expected = sum(
+        share * part.probs for share, part in zip(mixture.shares, parts, strict=True)
+    )
     torch.testing.assert_close(found.probs, expected, rtol=1e-4, atol=1e-5)
     figures = usfan.evaluate(mixture, places[2], progress=False, device="cpu")
     stored = json.loads((run / "metrics.json").read_text())["after"]
@@ -102,11 +109,19 @@ def test_a_finished_run_and_an_interrupted_one(run, places, tmp_path, capsys):
     one, two = (json.loads((place / "metrics.json").read_text()) for place in (run, part))
     assert two["after"]["accuracy"] == one["after"]["accuracy"]
     assert two["after"]["nll"] == pytest.approx(one["after"]["nll"], abs=1e-4)
-    assert [s["share"] for s in two["sources"]] == pytest.approx([s["share"] for s in one["sources"]], abs=1e-3)
+    assert [s["share"] for s in two["sources"]] == pytest.approx(
+        [s["share"] for s in one["sources"]], abs=1e-3
+    )
 
 
 def test_from_python_with_every_kind_of_mixing(places):
-    given = {"epochs": 1, "batch_size": 8, "progress": False, "device": "cpu", "method": "u-sfan"}
+    given = {
+        "epochs": 1,
+        "batch_size": 8,
+        "progress": False,
+        "device": "cpu",
+        "method": "u-sfan",
+    }
     shares = {}
     for mixing in ("evidence", "certainty", "mean", "learned"):
         mixture = usfan.adapt(list(places[:2]), places[2], mixing=mixing, **given)
@@ -116,19 +131,22 @@ def test_from_python_with_every_kind_of_mixing(places):
         assert mixture.by_certainty == (mixing == "certainty")
         shares[mixing] = mixture.shares
     assert shares["mean"] == (0.5, 0.5)
-    assert usfan.adapt([places[0]], places[2], **given).kind == "adapted"  # one source is no mixture
+    assert (
+        usfan.adapt([places[0]], places[2], **given).kind == "adapted"
+    )  # one source is no mixture
 
 
 def test_a_few_labels_go_to_every_source(places, tmp_path, capsys):
     """The figures of the mixture are of the other images, and all its members are told the labels."""
-    (tmp_path / "few.csv").write_text("path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\n")
+    (tmp_path / "few.csv").write_text(
+        "path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\n"
+    )
     run = tmp_path / "run"
     assert command("adapt", *places, "--out", run, "--labels", tmp_path / "few.csv", *RUN) == 0
     assert "labels: 2 images of 2 classes" in capsys.readouterr().err
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["labels"]["rest"]["images"] == 22
-    assert "without" not in metrics["labels"]["rest"]
-    assert metrics["labels"]["rest"]["with"] == pytest.approx(metrics["after"]["accuracy"], abs=0.01)
+    assert metrics["labels"] == {"count": 2, "classes": 2}
+    assert metrics["after"]["count"] == 22
     for member in ("member-1", "member-2"):
         assert json.loads((run / member / "metrics.json").read_text())["labels"]["count"] == 2
 
@@ -146,13 +164,25 @@ def test_labels_are_never_touched_and_classes_are_matched_by_name(places):
     moved = {"weight": posterior.weight.flip(0), "bias": posterior.bias.flip(0)}
     moved["class_vectors"] = posterior.class_vectors.flip(0)
     turned = dataclasses.replace(
-        turned, posterior=dataclasses.replace(posterior, **moved), classes=tuple(reversed(turned.classes))
+        turned,
+        posterior=dataclasses.replace(posterior, **moved),
+        classes=tuple(reversed(turned.classes)),
     )
-    given = {"epochs": 0, "progress": False, "device": "cpu", "method": "source-only", "mixing": "mean"}
-    mixture = usfan.adapt([source, turned], usfan.ImageData(places[2]).without_labels(), **given)
+    given = {
+        "epochs": 0,
+        "progress": False,
+        "device": "cpu",
+        "method": "source-only",
+        "mixing": "mean",
+    }
+    mixture = usfan.adapt(
+        [source, turned], usfan.ImageData(places[2]).without_labels(), **given
+    )
     plain = source.predict(places[2])
     torch.testing.assert_close(mixture.passes.after.probs, plain.probs, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(mixture.predict(places[2]).weight, plain.weight, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        mixture.predict(places[2]).weight, plain.weight, rtol=0, atol=1e-3
+    )
 
 
 def test_open_set(places, tmp_path):
@@ -176,7 +206,7 @@ def test_private_names_no_path(places, tmp_path, capsys):
 def test_exported(tmp_path):
     import onnxruntime
 
-    from usfan.artifacts.onnx import export_onnx, model_hash
+    from usfan.store.onnx import export_onnx, model_hash
 
     members = [tiny_model(seed=0), tiny_model(seed=1)]
     members[1] = dataclasses.replace(members[1], classes=("<d>", "a", "b|c"))
@@ -184,10 +214,16 @@ def test_exported(tmp_path):
     path = tmp_path / "model.onnx"
     assert export_onnx(mixture, path, tensors=True) < 1e-3
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b|c", "<d>"]
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [
+        "a",
+        "b|c",
+        "<d>",
+    ]
     images = torch.randint(256, (4, 1, 28, 28), dtype=torch.uint8)
     spec = mixture.spec
-    view = (images.float() / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(spec.std)[:, None, None]
+    view = (images.float() / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(
+        spec.std
+    )[:, None, None]
     _, logits, certainty = session.run(None, {"images": view.numpy()})
     wanted = mixture.predict(images)
     np.testing.assert_allclose(np.exp(logits), wanted.probs, rtol=0, atol=1e-3)
@@ -195,14 +231,25 @@ def test_exported(tmp_path):
     assert model_hash(mixture) != model_hash(dataclasses.replace(mixture, shares=(0.6, 0.4)))
     other = dataclasses.replace(members[1], spec=dataclasses.replace(spec, mean=(0.1,)))
     with pytest.raises(usfan.UsfanError, match="normalise images differently"):
-        export_onnx(MixtureModel.of([members[0], other], "mean", [0.5, 0.5]), path, tensors=True)
+        export_onnx(
+            MixtureModel.of([members[0], other], "mean", [0.5, 0.5]), path, tensors=True
+        )
 
 
 def test_round_trip(tmp_path):
     folder = folder_of(tmp_path, method="u-sfan", unknown_rule=UnknownRule("entropy", 0.4))
     again = SourceModel.load(folder)
-    assert (again.mixing, again.shares, again.unknown_rule.threshold) == ("certainty", (0.25, 0.75), 0.4)
-    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "member-1", "member-2"]
+    assert (again.mixing, again.shares, again.unknown_rule.threshold) == (
+        "certainty",
+        (0.25, 0.75),
+        0.4,
+    )
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "member-1",
+        "member-2",
+    ]
     images = torch.randint(256, (5, 1, 28, 28), dtype=torch.uint8)
     assert len(again.predict(images)) == 5
     again.with_uncertainty("point").predict(images)
@@ -244,10 +291,6 @@ def test_members_that_are_off(tmp_path):
         SourceModel.load(folder)
     nested.unlink()
     shutil.copytree(tmp_path / "copy", nested)
-    with pytest.raises(ArtifactError, match=r"no model\.safetensors in it"):
-        SourceModel.load(folder)
-    shutil.copy(nested / "member-1" / "model.safetensors", nested)
-    shutil.copy(nested / "member-1" / "posterior.safetensors", nested)
     with pytest.raises(ArtifactError, match="cannot be a mixture itself"):
         SourceModel.load(folder)
 
@@ -262,21 +305,36 @@ def test_mistakes(run, places, tmp_path, capsys):
 
     assert "source 2 lacks class-2" in refused(places[0], other, places[2])
     assert "is a mixture of 2 models, which are adapted one by one" in refused(run, places[2])
-    assert "a mixture cannot be a source" in refused(run, places[0], places[2])
+    assert "is a mixture of 2 models, which are adapted one by one" in refused(
+        run, places[0], places[2]
+    )
     assert "this command runs in one process" in refused(*places, "--set", "devices=2")
     assert "mixing must be one of" in refused(*places, "--set", "mixing=best")
-    with pytest.raises(ConfigError, match="a mixture cannot be a source"):
+    with pytest.raises(
+        ArtifactError, match="is a mixture of 2 models, which are adapted one by one"
+    ):
         usfan.adapt([run, places[0]], places[2])
     small = dataclasses.replace(tiny_model(seed=1).spec, size=20)
-    with pytest.raises(ConfigError, match="sources 1 and 2 take 1×28×28 cut from 28 and 1×20×20 cut from 28"):
-        MixtureModel.of([tiny_model(), dataclasses.replace(tiny_model(seed=1), spec=small)], "mean", [0.5, 0.5])
+    with pytest.raises(
+        ConfigError, match="sources 1 and 2 take 1×28×28 cut from 28 and 1×20×20 cut from 28"
+    ):
+        MixtureModel.of(
+            [tiny_model(), dataclasses.replace(tiny_model(seed=1), spec=small)],
+            "mean",
+            [0.5, 0.5],
+        )
 
 
 def test_models_that_saw_other_images():
-    from usfan.adaptation.settings import resolve
+    from planning import resolve
     from usfan.adaptation.several import mix_adapted
 
     given = {"progress": False, "device": "cpu", "method": "source-only"}
-    models = [usfan.adapt(tiny_model(), torch.randint(256, (n, 1, 28, 28), dtype=torch.uint8), **given) for n in (6, 8)]
+    models = [
+        usfan.adapt(
+            tiny_model(), torch.randint(256, (n, 1, 28, 28), dtype=torch.uint8), **given
+        )
+        for n in (6, 8)
+    ]
     with pytest.raises(DataError, match="must have seen the same images"):
         mix_adapted(models, *resolve({"method": "source-only"}, pretrained=False, classes=3))

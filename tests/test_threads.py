@@ -10,9 +10,9 @@ import torch
 
 import usfan
 from usfan import threads
-from usfan.compute.features import FeatureStore
+from usfan.data.store import Store
+from usfan.maths import neighbours
 from usfan.models.backbones import create_backbone
-from usfan.scoring import neighbours
 from usfan.threads import LARGE, all_threads, threads_for
 
 
@@ -36,8 +36,11 @@ def test_an_error_gives_the_threads_back(four_threads: None) -> None:
     assert torch.get_num_threads() == 4
 
 
-def test_an_interrupt_on_the_way_in_leaves_no_block_behind(four_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = threads.use, []
+def test_an_interrupt_on_the_way_in_leaves_no_block_behind(
+    four_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = threads.use
+    calls = []
 
     def interrupted(count: int) -> None:
         calls.append(count)
@@ -66,7 +69,9 @@ def what_the_user_chose_since_counts() -> None:
 
 def test_two_runs_at_a_time_give_all_threads_back(four_threads: None) -> None:
     """The second run begins while the first has one thread, and ends after it."""
-    inside, go_on, seen = threading.Event(), threading.Event(), []
+    inside = threading.Event()
+    go_on = threading.Event()
+    seen = []
 
     def second() -> None:
         with threads_for(0):
@@ -84,9 +89,10 @@ def test_two_runs_at_a_time_give_all_threads_back(four_threads: None) -> None:
 
 
 def test_training_and_adapting_on_features_keep_to_one_thread(four_threads: None) -> None:
-    labels, width = torch.arange(60) % 3, create_backbone("digits-cnn", "none").features
+    labels = torch.arange(60) % 3
+    width = create_backbone("digits-cnn", "none").features
     features = torch.rand(60, width) + labels[:, None]
-    store = FeatureStore(features, torch.arange(60), labels, ("a", "b", "c"))
+    store = Store(features, torch.arange(60), labels, ("a", "b", "c"))
     steps: set[int] = set()
     epochs: set[int] = set()
 
@@ -98,7 +104,10 @@ def test_training_and_adapting_on_features_keep_to_one_thread(four_threads: None
     assert (steps, epochs) == ({1}, {4})
     epochs.clear()
     usfan.adapt(model, store, "shot-im", guard=False, **settings)
-    assert (steps, epochs) == ({1}, {1})  # between epochs too: draws, clusters and the guard are as small
+    assert (steps, epochs) == (
+        {1},
+        {1},
+    )  # between epochs too: draws, clusters and the guard are as small
     assert torch.get_num_threads() == 4
 
 
@@ -106,9 +115,12 @@ def test_training_and_adapting_on_features_keep_to_one_thread(four_threads: None
 def test_many_neighbours_are_searched_with_all_threads(
     four_threads: None, monkeypatch: pytest.MonkeyPatch, rows: int, count: int
 ) -> None:
-    plain, seen = neighbours.torch.arange, []
+    plain = neighbours.torch.arange
+    seen = []
     monkeypatch.setattr(
-        neighbours.torch, "arange", lambda *a, **k: (seen.append(torch.get_num_threads()), plain(*a, **k))[1]
+        neighbours.torch,
+        "arange",
+        lambda *a, **k: (seen.append(torch.get_num_threads()), plain(*a, **k))[1],
     )
     with threads_for(0):
         neighbours.nearest_neighbours(torch.rand(rows, 1800), 3)

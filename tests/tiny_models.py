@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from usfan.adaptation.methods import METHODS
-from usfan.artifacts.model import SourceModel
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
-from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.store.model import SourceModel
+from usfan.uncertainty.kronecker import KroneckerPosterior
 
 
 def witness_for(method: str, pixels: torch.Tensor) -> dict[str, Any]:
@@ -23,12 +23,29 @@ def tiny_model(backbone: str = "digits-cnn", *, seed: int = 0, **options: Any) -
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     made = create_backbone(backbone, "none")
-    network, features, spec = made.module, made.features, made.spec
-    settings = {"bottleneck": 8, "dropout": 0.0, "head_bias": True, "head_norm": True, **options}
+    network = made.module
+    features = made.features
+    spec = made.spec
+    settings = {
+        "bottleneck": 8,
+        "dropout": 0.0,
+        "head_bias": True,
+        "head_norm": True,
+        **options,
+    }
     classifier = Classifier(network, features, 3, **settings).eval()
     images = torch.randn(60, spec.channels, spec.size, spec.size, generator=generator)
     labels = torch.randint(3, (60,), generator=generator)
     with torch.no_grad():
-        posterior = KroneckerPosterior.fit(*classifier(images), *classifier.head_tensors(), labels=labels)
+        posterior = KroneckerPosterior.fit(
+            *classifier(images), *classifier.head_tensors(), labels=labels
+        )
     summary = {"epochs": 1, "validation_accuracy": 50.0}
-    return SourceModel(classifier, posterior, ("a", "b|c", "<d>"), spec, {"backbone": backbone, **settings}, summary)
+    return SourceModel(
+        classifier,
+        posterior,
+        ("a", "b|c", "<d>"),
+        spec,
+        {"backbone": backbone, **settings},
+        summary,
+    )

@@ -44,12 +44,19 @@ SIGNS = {
 }  # fmt: skip
 
 
-def placed(sign: str, random: random.Random, tilt: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+def placed(
+    sign: str, random: random.Random, tilt: float, size: tuple[float, float]
+) -> list[tuple[float, float]]:
     """The corners of a sign in the picture: turned, scaled and moved at random."""
-    angle, scale = random.uniform(-tilt, tilt), random.uniform(*size) * SIZE / 2
+    angle = random.uniform(-tilt, tilt)
+    scale = random.uniform(*size) * SIZE / 2
     x0, y0 = (SIZE / 2 + random.uniform(-0.1, 0.1) * SIZE for _ in range(2))
-    cos, sin = math.cos(angle), math.sin(angle)
-    return [(x0 + scale * (x * cos - y * sin), y0 + scale * (x * sin + y * cos)) for x, y in SIGNS[sign]]
+    cos = math.cos(angle)
+    sin = math.sin(angle)
+    return [
+        (x0 + scale * (x * cos - y * sin), y0 + scale * (x * sin + y * cos))
+        for x, y in SIGNS[sign]
+    ]
 
 
 def studio(sign: str, random: random.Random) -> Image.Image:
@@ -65,8 +72,13 @@ def street(sign: str, random: random.Random) -> Image.Image:
     """A pale sign on a dark wall with a poster behind it, slightly out of focus and noisy."""
     picture = Image.new("RGB", (SIZE, SIZE), tuple(random.randint(50, 110) for _ in range(3)))
     draw = ImageDraw.Draw(picture)
-    x, y, shade = random.uniform(-20, SIZE), random.uniform(-20, SIZE), random.randint(50, 140)
-    draw.rectangle((x, y, x + random.uniform(5, 50), y + random.uniform(3, 20)), fill=(shade, shade, shade + 15))
+    x = random.uniform(-20, SIZE)
+    y = random.uniform(-20, SIZE)
+    shade = random.randint(50, 140)
+    draw.rectangle(
+        (x, y, x + random.uniform(5, 50), y + random.uniform(3, 20)),
+        fill=(shade, shade, shade + 15),
+    )
     colour = tuple(random.randint(150, 235) for _ in range(3))
     draw.polygon(placed(sign, random, 0.2, (0.5, 0.8)), fill=colour)
     picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0.3, 0.8)))
@@ -84,7 +96,9 @@ def make_photos(root: Path, images: int = 40, seed: int = 0) -> None:
             folder = root / domain / sign
             folder.mkdir(parents=True, exist_ok=True)
             for number in range(images):
-                draw(sign, random.Random(f"{seed} {domain} {sign} {number}")).save(folder / f"{number:03}.png")
+                draw(sign, random.Random(f"{seed} {domain} {sign} {number}")).save(
+                    folder / f"{number:03}.png"
+                )
 
 
 if __name__ == "__main__":

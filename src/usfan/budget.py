@@ -1,4 +1,4 @@
-"""What a stranger's file may cost. Limits are compared with what is asked for before memory or time is spent."""
+"""Limits on the memory and time that a stranger's file may cost. They are checked before anything is spent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,17 @@ def allowed(limit: float) -> int:
     return int(limit * _times.get())
 
 
-def check_cost(what: str, needed: float, limit: float, unit: str, kind: type[UsfanError] = ArtifactError) -> None:
+def check_cost(
+    what: str,
+    needed: float,
+    limit: float,
+    unit: str,
+    kind: type[UsfanError] = ArtifactError,
+) -> None:
     """Raise unless `needed` is within the limit; say which budget would do."""
     times = _times.get()
     if needed > limit * times:
         more = math.ceil(10 * needed / limit) / 10
-        raise kind(f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:g} allows it")
+        raise kind(
+            f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:g} allows it"
+        )

@@ -1,111 +1,99 @@
-"""Settings as dataclasses. Each field has its own docstring; it is also the help of its flag on the command line."""
+"""Settings as dataclasses. The docstring of a field is also the help of its flag on the command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import reprlib
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import Field, dataclass, field
+from typing import Any, TypeVar
 
 from usfan.config_checks import (
     DROPOUT_RATES,
     MOST_MEMBERS,
     MOST_RATE,
-    at_least,
+    MOST_SEED,
+    PRIORS,
     between,
-    check_prior,
-    check_seed,
     is_number,
     one_of,
 )
-from usfan.errors import ConfigError, shown
+from usfan.errors import ConfigError, printable
 from usfan.field_docs import field_docs as field_docs
+from usfan.uncertainty.registry import UNCERTAINTIES
 
 T = TypeVar("T")
 WITHHELD = "(withheld)"
-"""What stands in config.yaml of a private run in place of a value."""
+"""Stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
-UNCERTAINTIES = ("posterior", "point", "mc-dropout", "ensemble")
-"""What certainty can come from."""
 MIXINGS = ("evidence", "certainty", "mean", "learned")
-"""How the models of several sources are weighed (`scoring.mixing`)."""
+"""How the models of several sources are weighted (`maths.source_mixture`)."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
-CHOICES = {
-    "setting": SETTINGS,
-    "tune": (*TUNE, "auto"),
-    "augment": VIEWS,
-    "TrainConfig.uncertainty": UNCERTAINTIES,
-    "mixing": MIXINGS,
-    "AdaptConfig.uncertainty": ("auto", *UNCERTAINTIES),
-    "damping": ("exact", "factored"),
-    "device": ("auto", "cpu", "cuda"),
-    "precision": ("auto", "32", "bf16"),
-    "compile": ("auto", "graph", "on", "off"),
-}
-"""What fields of few values may hold."""
-ADVANCED = frozenset(
-    {"momentum", "weight_decay", "backbone_lr_scale", "augment", "prior", "damping", "samples", "dropout_rate"}
-    | {"given_label_weight", "label_folds", "mixing"}
-    | {"precision", "compile", "devices", "nodes", "cache"}
-)
-"""Less common fields: no flags of `adapt` and `reproduce`, which take them by `--set NAME=VALUE` and from YAML."""
+PRESETS = ("default", "paper", "shot")
+"""Files in `usfan/presets`."""
+PRIOR = {"choices": ("evidence", "weight-decay"), "bounds": PRIORS}
+DAMPING = ("exact", "factored")
 
 
-def choices_of(kind: type, name: str) -> tuple[str, ...]:
-    """What a field may hold; nothing if it takes any value of its type."""
-    return CHOICES.get(f"{kind.__name__}.{name}", CHOICES.get(name, ()))
+def choice(default: T, *others: T) -> T:
+    """A field that has one of these values."""
+    choices = tuple(filter(None, (default, *others)))
+    return field(default=default, metadata={"choices": choices})
+
+
+def number(default: T, low: float = 0, high: float = math.inf) -> T:
+    """A field that has a number between these bounds."""
+    return field(default=default, metadata={"bounds": (low, high)})
 
 
 @dataclass(frozen=True)
-class RuntimeConfig:
+class Config:
+    """Converts and checks every field when it is created."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, convert(item, getattr(self, item.name)))
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(Config):
     """Where and how to compute."""
 
-    device: str = "auto"
+    device: str = choice("auto", "cpu", "cuda")
     """auto, cpu or cuda."""
-    precision: str = "auto"
+    precision: str = choice("auto", "32", "bf16")
     """auto (bf16 on a GPU, 32 on a CPU), 32 or bf16."""
-    compile: str = "auto"
+    compile: str = choice("auto", "graph", "on", "off")
     """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;
     compiling takes a minute or more), or auto (graph; on for long runs)."""
-    devices: int = 1
+    devices: int = number(1, 1)
     """Number of processes on each node: one per GPU, or this many on a CPU."""
-    nodes: int = 1
+    nodes: int = number(1, 1)
     """Number of nodes."""
     workers: int | None = None
     """Processes that decode images; by default chosen for the machine."""
     cache: str | None = None
     """Folder that keeps decoded images between runs; by default none are kept."""
 
-    def __post_init__(self) -> None:
-        for name in ("device", "precision", "compile"):
-            one_of(name, getattr(self, name), CHOICES[name])
-        at_least("devices", self.devices, 1)
-        at_least("nodes", self.nodes, 1)
-
 
 @dataclass(frozen=True)
-class OptimiserConfig:
+class OptimiserConfig(Config):
     """SHOT's optimiser: SGD with Nesterov momentum, lr · (1 + 10 p)^(−0.75)."""
 
-    batch_size: int = 64
+    batch_size: int = number(64, 2)
     """Images in one step, over all processes."""
-    lr: float = 1e-2
+    lr: float = number(1e-2, 0, MOST_RATE)
     """Learning rate of the new layers at the first step."""
     backbone_lr_scale: float | None = None
     """Learning rate of the backbone relative to lr; by default 0.1, or 1 for a backbone without pretrained weights."""
-    momentum: float = 0.9
+    momentum: float = number(0.9, 0, MOST_RATE)
     """Momentum (Nesterov)."""
-    weight_decay: float = 1e-3
+    weight_decay: float = number(1e-3, 0, MOST_RATE)
     """Weight decay."""
-
-    def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 2)
-        for name in ("lr", "momentum", "weight_decay"):
-            between(name, getattr(self, name), 0, MOST_RATE)
 
 
 @dataclass(frozen=True)
@@ -116,63 +104,43 @@ class TrainConfig(OptimiserConfig):
     """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
     pretrained: str = "auto"
     """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
-    epochs: int = 50
+    epochs: int = number(50, 1)
     """Largest number of passes over the training images (see patience)."""
-    tune: str = "auto"
+    tune: str = choice("auto", *TUNE)
     """Which parameters are trained: affine (scales and shifts of BatchNorm, and the head), new (the layers after the
     backbone), norm (these and BatchNorm), all, or auto: new if the backbone has pretrained weights, else all."""
-    seed: int = 0
+    seed: int = number(0, 0, MOST_SEED)
     """Seed of the split, the initial weights, the order of the images and their augmentation."""
-    label_smoothing: float = 0.1
+    label_smoothing: float = number(0.1, 0, 1)
     """α of Eq. 1."""
-    validation_share: float = 0.1
+    validation_share: float = number(0.1, 0, 0.9)
     """Share of the images held out to stop early and to choose the best epoch; 0 trains all epochs, keeps the last."""
-    patience: int = 10
+    patience: int = number(10)
     """Stop if the accuracy on the held-out images has not risen for this many epochs, and keep the best epoch (the
     latest of equally good ones). 0 trains all epochs."""
-    bottleneck: int = 256
+    bottleneck: int = number(256)
     """Width of the layer between backbone and head; 0 for none."""
-    dropout: float | None = None
+    dropout: float | None = number(None, 0, DROPOUT_RATES[1])
     """Dropout after the bottleneck; by default the network's own."""
     head_bias: bool = True
     """Whether the last layer has a bias."""
     head_norm: bool = True
     """Whether the last layer is weight-normalised."""
-    augment: str | None = None
+    augment: str | None = choice(None, *VIEWS)
     """Augmentation in training: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
     backbone's."""
-    prior: float | str = "evidence"
+    prior: float | str = field(default="evidence", metadata=PRIOR)
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
-    damping: str = "exact"
+    damping: str = choice(*DAMPING)
     """How the prior enters the Kronecker factors: exact, or factored as in the published code."""
-    uncertainty: str = "posterior"
+    uncertainty: str = choice(*UNCERTAINTIES)
     """Where the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
     by default at rate 0.5) or ensemble (heads on bootstraps, trained after the network). The posterior is always fitted
     and stored."""
-    members: int = 8
+    members: int = number(8, 2, MOST_MEMBERS)
     """Number of heads in the ensemble."""
-    preset: str = "default"
+    preset: str = choice(*PRESETS)
     """default, paper (all layers, prior precision 5e-4) or shot (SHOT's recipe)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("epochs", self.epochs, 1)
-        between("label_smoothing", self.label_smoothing, 0, 1)
-        between("validation_share", self.validation_share, 0, 0.9)
-        at_least("bottleneck", self.bottleneck, 0)
-        at_least("patience", self.patience, 0)
-        check_prior(self.prior)
-        check_seed(self.seed)
-        one_of("damping", self.damping, CHOICES["damping"])
-        one_of("uncertainty", self.uncertainty, UNCERTAINTIES)
-        between("members", self.members, 2, MOST_MEMBERS)
-        if self.dropout is not None:
-            between("dropout", self.dropout, 0, DROPOUT_RATES[1])
-        if self.uncertainty == "mc-dropout" and self.dropout == 0:
-            raise ConfigError("uncertainty mc-dropout needs dropout in training: leave --dropout 0 out, or give a rate")
-        one_of("tune", self.tune, choices_of(TrainConfig, "tune"))
-        if self.augment is not None:
-            one_of("augment", self.augment, VIEWS)
 
 
 @dataclass(frozen=True)
@@ -182,72 +150,49 @@ class AdaptConfig(OptimiserConfig):
     method: str = "auto"
     """The method; `usfan methods` lists them. auto: u-sfan++ if a pretrained network can be the witness, else
     u-sfan."""
-    setting: str = "auto"
+    setting: str = choice(*SETTINGS)
     """Which classes the target has: closed (those of the source), partial (some are missing, or their shares differ),
     open (new ones too), universal (missing and new ones), or auto: estimated from the images."""
-    tune: str = "auto"
+    tune: str = choice("auto", *TUNE)
     """Which parameters are trained: affine (scales and shifts of BatchNorm only), new (the layers after the backbone),
     norm (these and BatchNorm), all, or auto: new, unless the source model fits the target badly and there are enough
     images to train all."""
     witness: str = "auto"
     """Frozen pretrained network for the method and the guard: auto (the network that the source model started from),
     none, NAME, or NAME:WEIGHTS with offline, timm or a file."""
-    uncertainty: str = "auto"
+    uncertainty: str = choice("auto", *UNCERTAINTIES)
     """Where the certainty of an image comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto
     (as stored with the source model)."""
-    epochs: int = 15
+    epochs: int = number(15)
     """Passes over the target."""
-    seed: int = 0
+    seed: int = number(0, 0, MOST_SEED)
     """Seed of the order of the images and their augmentation."""
     guard: bool = True
     """Keep the source model if adaptation seems to have done harm; off keeps the model after the last epoch."""
-    preset: str = "default"
+    preset: str = choice(*PRESETS)
     """default, paper (u-sfan with the paper's literal settings) or shot (SHOT's recipe). --method chooses another
     method."""
-    augment: str | None = None
+    augment: str | None = choice(None, *VIEWS)
     """Augmentation while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
     source's."""
-    samples: int = 128
+    samples: int = number(128, 1)
     """M, the number of draws from the posterior."""
-    given_label_weight: float | None = None
+    given_label_weight: float | None = number(None)
     """Weight of the cross-entropy with the labels of --labels; by default 1 if the backbone stays frozen, else 0.15
     (on digits 1 did harm)."""
-    label_folds: int | None = None
-    """To say what the labels of --labels are worth, they are split into this many parts, and each part is left out in
-    turn, in one more adaptation. By default 5 if the backbone stays frozen, else 0 (off)."""
-    prior: float | str | None = None
+    prior: float | str | None = field(default=None, metadata=PRIOR)
     """Prior precision of the posterior; by default the one stored with the source model."""
-    damping: str | None = None
+    damping: str | None = choice(None, *DAMPING)
     """exact or factored; by default as stored with the source model."""
-    dropout_rate: float | None = None
+    dropout_rate: float | None = number(None, *DROPOUT_RATES)
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
-    mixing: str = "evidence"
+    mixing: str = choice(*MIXINGS)
     """With several sources, how their models are weighted: evidence, certainty, mean or learned."""
 
     @property
     def may_be_new(self) -> bool:
         """Whether the target may show classes that the model does not know."""
         return self.setting not in ("closed", "partial")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("setting", self.setting, SETTINGS)
-        one_of("tune", self.tune, (*TUNE, "auto"))
-        at_least("epochs", self.epochs, 0)
-        check_seed(self.seed)
-        at_least("samples", self.samples, 1)
-        one_of("uncertainty", self.uncertainty, choices_of(AdaptConfig, "uncertainty"))
-        one_of("mixing", self.mixing, MIXINGS)
-        if self.dropout_rate is not None:
-            between("dropout_rate", self.dropout_rate, *DROPOUT_RATES)
-        at_least("given_label_weight", self.given_label_weight or 0.0, 0)
-        at_least("label_folds", self.label_folds or 0, 0)
-        if self.prior is not None:
-            check_prior(self.prior)
-        if self.augment is not None:
-            one_of("augment", self.augment, VIEWS)
-        if self.damping is not None:
-            one_of("damping", self.damping, CHOICES["damping"])
 
 
 def read_preset(name: str, command: str) -> dict[str, Any]:
@@ -256,68 +201,76 @@ def read_preset(name: str, command: str) -> dict[str, Any]:
 
     from usfan.files import parse_yaml
 
-    presets = resources.files("usfan.presets")
-    names = ["default", *sorted(item.name.removesuffix(".yaml") for item in presets.iterdir() if ".yaml" in item.name)]
-    one_of("preset", name, tuple(names))
+    one_of("preset", name, PRESETS)
     if name == "default":
         return {}
-    return parse_yaml(presets.joinpath(f"{name}.yaml").read_bytes()).get(command) or {}
+    file = resources.files("usfan.presets").joinpath(f"{name}.yaml")
+    return parse_yaml(file.read_bytes()).get(command) or {}
 
 
-def make_config(kind: type[T], given: dict[str, Any]) -> T:
-    """A config from what a user gave: the preset's settings first, the user's own on top."""
-    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name in given:
-        if name not in known:
-            raise unknown_setting(name, known, f"the settings are {', '.join(known)}")
-    preset = read_preset(str(given.get("preset", "default")), "train") if kind is TrainConfig else {}
-    values = {**given, **{name: value for name, value in preset.items() if given.get(name) is None}}
-    return kind(**{name: convert(known[name], value) for name, value in values.items()})
+def make_config(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A config of the user's values, on top of those of the preset. None stands for the default."""
+    fields = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    settings = {}
+    if kind is TrainConfig:
+        settings = read_preset(values.get("preset") or "default", "train")
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_setting(name, fields, f"the settings are {', '.join(fields)}")
+        if value is not None:
+            settings[name] = value
+    return kind(**settings)
 
 
 def unknown_setting(name: str, known: Collection[str], otherwise: str) -> ConfigError:
-    """The name may be a stranger's: it is shown escaped, and cut."""
+    """The error for a name that no setting has. It may be a stranger's text: it is escaped, and cut."""
     near = difflib.get_close_matches(name[:80], sorted(known), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else otherwise
-    return ConfigError(f"unknown setting '{shown(name, 80)}': {hint}")
+    return ConfigError(f"unknown setting '{printable(name, 80)}': {hint}")
 
 
-class Typed(Protocol):
-    """A field of a dataclass, or a flag of the command line."""
+KINDS = {
+    "bool": "true or false (on or off)",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}
+"""Types of settings, in the order in which a type is recognised, and their names for users."""
+YAML_WORDS = {True: "on", False: "off", 32: "32"}
+"""Choices that YAML does not read as texts."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> Any: ...
 
-
-def convert(item: Typed, value: Any) -> Any:
-    """Check a value (from YAML, a flag, or Python) against the type, and convert it if that loses nothing."""
-    kind = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
-    if value is None and "None" in kind:
+def convert(item: Field[Any], value: Any) -> Any:
+    """A value (from YAML, a flag, or Python) as the type of the field, if that loses nothing, and if the field may have
+    it; else ConfigError."""
+    types = str(item.type)
+    if value is None and "None" in types:
         return None
-    if kind.startswith("bool"):
-        value = {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
-        if isinstance(value, bool):
-            return value
-        raise ConfigError(f"{item.name} must be true or false (on or off); got {reprlib.repr(value)[:80]}")
-    if "str" in kind and "float" not in kind:
-        if isinstance(value, bool):  # YAML reads on and off so
-            return "on" if value else "off"
-        if not isinstance(value, (str, int, float)):
-            raise ConfigError(f"{item.name} must be a text; got {reprlib.repr(value)[:80]}")
-        return str(value)
+    kind = next(kind for kind in KINDS if kind in types)
+    if "str" in types and isinstance(value, str) and not is_number(value):
+        kind = "str"
+    choices = item.metadata.get("choices", ())
     try:
-        if "str" in kind:
-            return value if isinstance(value, str) and not is_number(value) else float(value)
-        if kind.startswith("int"):
-            if isinstance(value, bool) or int(value) != float(value):
-                raise ValueError
-            return int(value)
-        if isinstance(value, bool):
+        result = convert_to(kind, value, choices)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        text = reprlib.repr(value)[:80]
+        raise ConfigError(f"{item.name} must be {KINDS[kind]}; got {text}") from None
+    if choices and kind == "str":
+        one_of(item.name, result, choices)
+    elif "bounds" in item.metadata:
+        between(item.name, result, *item.metadata["bounds"])
+    return result
+
+
+def convert_to(kind: str, value: Any, choices: Collection[str]) -> Any:
+    """Raises if the value is none of this kind."""
+    if kind == "bool":
+        return {"on": True, "off": False, True: True, False: False}[value]
+    if kind == "str":
+        text = value if isinstance(value, str) else YAML_WORDS[value]
+        if not text or "\0" in text or (text is not value and text not in choices):
             raise ValueError
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(
-            f"{item.name} must be {'a whole number' if 'int' in kind else 'a number'}; got {reprlib.repr(value)[:80]}"
-        ) from None
+        return text
+    if isinstance(value, bool) or (kind == "int" and int(value) != float(value)):
+        raise ValueError
+    return int(value) if kind == "int" else float(value)

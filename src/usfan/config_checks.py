@@ -1,8 +1,9 @@
-"""What a setting may be; `ConfigError` names the one that may not."""
+"""Checks of values of settings; `ConfigError` names the setting that is wrong."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import reprlib
 
 from usfan.errors import ConfigError
@@ -14,6 +15,7 @@ MOST_MEMBERS = 64
 """Largest ensemble."""
 MOST_SOURCES = 16
 """Most models in a mixture."""
+MOST_SEED = 2**31 - 1
 MOST_RATE = 1e30
 """Learning rates, momentum and decay: what float32 holds, with room for a product."""
 
@@ -30,28 +32,20 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(str(value)[:80], allowed, n=1)
         hint = f": did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {reprlib.repr(value)}{hint}")
+        raise ConfigError(
+            f"{name} must be one of {', '.join(allowed)}; got {reprlib.repr(value)}{hint}"
+        )
 
 
-def at_least(name: str, value: float, least: float) -> None:
-    if not value >= least or value == float("inf"):
-        raise ConfigError(f"{name} must be at least {least}; got {value}")
+def between(name: str, value: float, low: float, high: float = math.inf) -> None:
+    if low <= value <= high and value != math.inf:
+        return
+    bounds = f"be at least {low}" if high == math.inf else f"lie between {low} and {high}"
+    raise ConfigError(f"{name} must {bounds}; got {value}")
 
 
-def between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must lie between {low} and {high}; got {value}")
+at_least = between
 
 
 def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed must be a whole number from 0 to 2147483647; got {seed}")
-
-
-def check_prior(prior: float | str) -> None:
-    if isinstance(prior, str):
-        one_of("prior", prior, ("evidence", "weight-decay"))
-    elif not PRIORS[0] <= prior <= PRIORS[1]:
-        raise ConfigError(
-            f"the prior precision must be a positive number, from {PRIORS[0]} to {PRIORS[1]}; got {prior}"
-        )
+    between("seed", seed, 0, MOST_SEED)

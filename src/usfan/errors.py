@@ -23,23 +23,39 @@ class ArtifactError(UsfanError):
     """A model folder is damaged or invalid. The message names the file and the field."""
 
 
-def shown(text: object, most: int = LONGEST) -> str:
+def printable(text: object, most: int = LONGEST) -> str:
     """Text as a terminal, a log or a table may hold it: one line, no character that a terminal acts on, cut at `most`.
 
     Bytes of a file name that are not UTF-8 (surrogates, in Python) become \\xNN.
     """
-    given = str(text)
-    cut = given[: most + 1]
+    cut = str(text)[: most + 1]
     if not cut.isprintable():
         cut = "".join(c if c.isprintable() else _escaped(c) for c in cut)
     return cut if len(cut) <= most else cut[: most - 1] + "…"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+OUT_OF_MEMORY = (
+    "not enough memory",
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+    "resource temporarily unavailable",
+)
+"""Messages of torch, its library loader and threads."""
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """A MemoryError, or the messages of torch, its library loader and threads when memory runs out."""
-    words = ["not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc"]
-    words += ["failed to map segment", "can't start new thread", "resource temporarily unavailable"]
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+    """Whether memory ran out."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in message for words in OUT_OF_MEMORY)
 
 
 def _escaped(character: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from usfan.errors import ArtifactError, ConfigError, shown
+from usfan.errors import ArtifactError, ConfigError, printable
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
     from torch import Tensor
@@ -31,8 +31,16 @@ MOST_PARSED = 768 << 20
 MOST_YAML = 64 << 10
 """Bytes of a YAML file: settings by name. A parser written in Python takes seconds for more."""
 PARTS = re.compile(r"\..*\.part|\.tmp\w{6}")
-"""What killed writers leave: ours, and safetensors' own."""
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Names of files that killed writers leave behind: ours, and those of safetensors."""
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""A link is not followed, and a pipe is not waited for."""
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+}
 
 
 class NotAFile(ArtifactError):
@@ -45,26 +53,36 @@ class Folder:
     `shared` is a folder that links inside may point into: the cache of the Hugging Face Hub stores files once.
     """
 
-    def __init__(self, path: str | Path, *, create: bool = False, shared: Path | None = None) -> None:
-        self.path, self.shared = Path(path), shared
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        create: bool = False,
+        shared: Path | None = None,
+        descriptor: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.shared = shared
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if descriptor is None:
+            descriptor = os.open(self.path, _OPEN_FOLDER)
+        self.fd = descriptor
 
     def inner(self, name: str, *, create: bool = False) -> Folder:
         """A folder inside; one that is a link is refused."""
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=self.fd)
+        path = self.path / name
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.fd)
+            descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise NotAFile(f"{self.path / name}: not a folder but {self.kind(name)}: take it away") from None
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
-        made = object.__new__(Folder)
-        made.path, made.shared, made.fd = self.path / name, self.shared, fd
-        return made
+                kind = self.kind(name)
+                raise NotAFile(f"{path}: not a folder but {kind}: take it away") from None
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        return Folder(path, shared=self.shared, descriptor=descriptor)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -80,71 +98,76 @@ class Folder:
     @property
     def place(self) -> Path:
         """A path to this very folder, for libraries that take paths, even if its name has changed since."""
-        own = Path(f"/dev/fd/{self.fd}")
-        return own if own.is_dir() else self.path
+        by_descriptor = Path(f"/dev/fd/{self.fd}")
+        return by_descriptor if by_descriptor.is_dir() else self.path
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.fd))
 
     def kind(self, name: str) -> str:
-        """What lies at a name, in words."""
+        """The kind of thing at a name, in words."""
         try:
             mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
         except OSError:
             return "missing"
-        kinds = (
-            (stat.S_ISREG, "a file"),
-            (stat.S_ISLNK, "a link"),
-            (stat.S_ISDIR, "a folder"),
-            (stat.S_ISFIFO, "a pipe"),
-        )
-        return next((word for test, word in kinds if test(mode)), "a device")
+        return _KINDS.get(stat.S_IFMT(mode), "a device")
 
     def holds(self, name: str) -> bool:
         """Whether a regular file lies at the name."""
-        return self.kind(name) == "a file" or (self.shared is not None and self._shared_file(name) is not None)
+        return self.kind(name) == "a file" or self._shared_file(name) is not None
 
     def _shared_file(self, name: str) -> Path | None:
         if self.shared is None or self.kind(name) != "a link":
             return None
-        real, root = os.path.realpath(self.path / name), os.path.realpath(self.shared)
-        return Path(real) if os.path.commonpath([real, root]) == root and os.path.isfile(real) else None
+        real = os.path.realpath(self.path / name)
+        root = os.path.realpath(self.shared)
+        is_inside = os.path.commonpath([real, root]) == root
+        return Path(real) if is_inside and os.path.isfile(real) else None
 
     def open(self, name: str, most: int | None = None) -> BinaryIO:
         """A regular file to read, of at most this many bytes."""
-        linked = self._shared_file(name)
-        fd = os.open(linked, _READ) if linked is not None else self._descriptor(name, os.O_RDONLY)
-        return self._checked(fd, name, most, "rb")
+        path = self._shared_file(name) or name
+        return self._checked(self._descriptor(path, os.O_RDONLY), name, most, "rb")
 
-    def _descriptor(self, name: str, flags: int) -> int:
-        """Of what lies at a name; a link is not followed, and a pipe is not waited for."""
-        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    def _descriptor(self, name: str | Path, flags: int) -> int:
+        """The descriptor of a file that is opened without surprises; an absolute path is not in this folder."""
         try:
-            return os.open(name, flags, 0o644, dir_fd=self.fd)
+            return os.open(name, flags | _SAFE, 0o644, dir_fd=self.fd)
         except OSError as error:
-            not_there = error.errno == errno.ENOENT and not flags & os.O_CREAT  # else the folder itself is gone
-            if not_there or error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise NotAFile(f"{self.path / name}: {self._why_not(name)}") from None
+            # A missing file that would be created means that the folder itself is gone.
+            is_missing = error.errno == errno.ENOENT and not flags & os.O_CREAT
+            if is_missing or error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise self._not_a_file(str(name)) from None
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
 
-    def _why_not(self, name: str) -> str:
+    def _not_a_file(self, name: str) -> NotAFile:
         kind = self.kind(name)
-        return "no such file" if kind == "missing" else f"{kind}, not a regular file; links are not followed"
+        reason = f"{kind}, not a regular file; links are not followed"
+        if kind == "missing":
+            reason = "no such file"
+        return NotAFile(f"{self.path / name}: {reason}")
 
-    def _checked(self, fd: int, name: str, most: int | None, mode: str) -> BinaryIO:
-        status = os.fstat(fd)
-        problem: ArtifactError | None = None
-        if not stat.S_ISREG(status.st_mode):
-            problem = NotAFile(f"{self.path / name}: {self._why_not(name)}")
-        elif most is not None and status.st_size > most:
-            limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
-            problem = ArtifactError(f"{self.path / name}: larger than {limit}")
-        elif mode != "rb" and status.st_nlink > 1:
-            problem = NotAFile(f"{self.path / name}: has a second name elsewhere (a hard link): copy the folder first")
-        if problem is not None:
-            os.close(fd)
-            raise problem
-        return os.fdopen(fd, mode)  # type: ignore[return-value]
+    def _checked(
+        self,
+        descriptor: int,
+        name: str,
+        most: int | None,
+        mode: str,
+    ) -> BinaryIO:
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._not_a_file(name)
+            if most is not None and status.st_size > most:
+                limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+                raise ArtifactError(f"{self.path / name}: larger than {limit}")
+            if mode != "rb" and status.st_nlink > 1:
+                reason = "has a second name elsewhere (a hard link): copy the folder first"
+                raise NotAFile(f"{self.path / name}: {reason}")
+        except ArtifactError:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, mode)  # type: ignore[return-value]
 
     def read(self, name: str, most: int) -> bytes:
         with self.open(name, most) as file:
@@ -152,8 +175,9 @@ class Folder:
 
     def in_place(self, name: str, *, append: bool) -> BinaryIO:
         """A file to append to (made if missing) or to cut; no other name may lead to it."""
-        fd = self._descriptor(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR)
-        return self._checked(fd, name, None, "ab" if append else "rb+")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR
+        mode = "ab" if append else "rb+"
+        return self._checked(self._descriptor(name, flags), name, None, mode)
 
     def lock(self, name: str) -> int:
         """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it."""
@@ -178,14 +202,11 @@ class Folder:
     def replacing(self, name: str) -> Iterator[Path]:
         """Write to the yielded path; it becomes the name in one step, on disk, or not at all. A link there goes."""
         part = f".{name}.{secrets.token_hex(4)}.part"
-        path = self.path / name
+        path = self.place / part
         try:
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        given = self.place / part
-        try:
-            yield given
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(part, flags, 0o600, dir_fd=self.fd))
+            yield path
             with self.open(part) as file:
                 os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
@@ -193,9 +214,10 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.fsync(self.fd)
         except OSError as error:
-            if error.filename not in (None, str(given), part, str(self.path / part)):
+            if error.filename not in (None, str(path), part, str(self.path / part)):
                 raise
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+            target = str(self.path / name)
+            raise OSError(error.errno, error.strerror or str(error), target) from error
         finally:
             self.remove(part)
 
@@ -211,11 +233,13 @@ def remove_parts_of(folder: int) -> None:
 def must_be_writable(folder: Path, flag: str = "--out") -> None:
     """Check before the work that a folder named by the user can be written to or created. Creates nothing."""
     folder = folder.absolute()
-    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise ConfigError(f"{flag}: {there} is not a folder, so nothing can be written below it")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag}: no permission to write to {there}")
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ConfigError(
+            f"{flag}: {existing} is not a folder, so nothing can be written below it"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag}: no permission to write to {existing}")
 
 
 @contextlib.contextmanager
@@ -229,7 +253,12 @@ def whole_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
         yield part
 
 
-def write_text(path: Path, text: str, *, follow: bool = False) -> None:
+def write_text(
+    path: Path,
+    text: str,
+    *,
+    follow: bool = False,
+) -> None:
     with whole_file(path, follow=follow) as part:
         part.write_text(text, encoding="utf-8")
 
@@ -255,13 +284,20 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str] | None = None,
+) -> None:
     with Folder(path.parent, create=True) as folder:
         write_tensors_in(folder, path.name, tensors, metadata)
 
 
 def write_tensors_in(
-    folder: Folder, name: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+    folder: Folder,
+    name: str,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str] | None = None,
 ) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -271,22 +307,30 @@ def write_tensors_in(
         try:
             save_file(ready, part, metadata)
         except SafetensorError as error:  # it hides the system's number in its text
-            found = re.search(r"os error (\d+)", str(error))
-            number = int(found[1]) if found else errno.EIO
+            code = re.search(r"os error (\d+)", str(error))
+            number = int(code[1]) if code else errno.EIO
             raise OSError(number, os.strerror(number), str(folder.path / name)) from error
 
 
 def parse_json(content: bytes, most: int = MOST_PARSED) -> Any:
     """ValueError for invalid JSON, or JSON that would take too much memory: a list of empty lists takes 25 times its
     size."""
-    needed = len(content) * (3 if content.isascii() else 9)
-    needed += 100 * (content.count(b",") + content.count(b":")) + 300 * (content.count(b"[") + content.count(b"{"))
+    values = content.count(b",") + content.count(b":")
+    containers = content.count(b"[") + content.count(b"{")
+    characters = len(content) * (3 if content.isascii() else 9)
+    needed = characters + 100 * values + 300 * containers
     if needed > most:
-        raise ValueError(f"it would take about {needed >> 20} MiB of memory, over the limit of {most >> 20}")
+        raise ValueError(
+            f"it would take about {needed >> 20} MiB of memory, over the limit of {most >> 20}"
+        )
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+_YAML_FAULTS = (TypeError, AttributeError, KeyError, IndexError, OverflowError)
+"""The errors that the parser raises for odd tags and keys, besides its own."""
 
 
 def parse_yaml(content: bytes) -> Any:
@@ -296,21 +340,19 @@ def parse_yaml(content: bytes) -> Any:
     class Bounded(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.events.AliasEvent):
-                raise ValueError("it holds an alias (*name), and aliases are not allowed: write the value out")
+                raise ValueError(
+                    "it holds an alias (*name), and aliases are not allowed: write the value out"
+                )
             return super().compose_node(parent, index)
 
     if len(content) > MOST_YAML:
         raise ValueError(f"it has {len(content)} bytes, over the limit of {MOST_YAML}")
-    loader = None
     try:
-        loader = Bounded(content.decode("utf-8"))
-        return loader.get_single_data()
-    except (yaml.YAMLError, RecursionError, TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise ValueError(reason) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+        return Bounded(content.decode("utf-8")).get_single_data()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, *_YAML_FAULTS) as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
@@ -319,7 +361,11 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         return read_json_in(folder, path.name, most)
 
 
-def read_json_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
+def read_json_in(
+    folder: Folder,
+    name: str,
+    most: int = MOST_JSON,
+) -> Any:
     return _read_in(folder, name, most, parse_json, "JSON")
 
 
@@ -327,13 +373,20 @@ def read_yaml_in(folder: Folder, name: str) -> Any:
     return _read_in(folder, name, MOST_YAML, parse_yaml, "YAML")
 
 
-def _read_in(folder: Folder, name: str, most: int, parse: Callable[[bytes], Any], kind: str) -> Any:
+def _read_in(
+    folder: Folder,
+    name: str,
+    most: int,
+    parse: Callable[[bytes], Any],
+    kind: str,
+) -> Any:
     try:
         return parse(folder.read(name, most))
     except ArtifactError:
         raise
     except (ValueError, OSError) as error:
-        raise ArtifactError(f"{folder.path / name}: not readable as {kind}: {shown(error, 300)}") from None
+        reason = printable(error, 300)
+        raise ArtifactError(f"{folder.path / name}: not readable as {kind}: {reason}") from None
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -343,7 +396,9 @@ def read_yaml(path: str | Path) -> Any:
 
 def read_named(path: str | Path, most: int) -> bytes:
     """A file that the user named: a link is followed, a pipe is read. Devices and what is too long are refused."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOCTTY)) as file:
+    with open(
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOCTTY)
+    ) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -7,15 +7,24 @@ notebook, and else (a log, a pipe, a batch job) as lines on standard error, one 
 from __future__ import annotations
 
 import contextlib
+import html
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from usfan.errors import ConfigError
-from usfan.errors import shown as escaped
+from usfan.errors import printable as escaped
 
 PATIENCE = 2.0
 """Seconds before anything is shown."""
@@ -25,71 +34,115 @@ SHARE = 0.05
 """…as this share of the time that has passed."""
 EPOCH_INTERVAL = 1.0
 """Seconds between two lines of epochs."""
+NOTEBOOK_INTERVAL = 0.3
+"""Seconds between two updates in a notebook."""
 console = Console(stderr=True)
 
 StepProgress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures): see `usfan.compute.loop.Progress`."""
+"""Called with (steps done, steps in all, figures): see `usfan.engine.loop.Progress`."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How far something is."""
+
+    label: str
+    unit: str
+    done: int
+    total: int | None
+    rate: float
+    """Units per second."""
+    note: str
+    is_epoch: bool
+    """Whether an epoch has just ended."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.label}: {self.done:,} {self.unit}"]
+        if self.total:
+            parts = [f"{self.label}: {self.done:,} of {self.total:,} {self.unit}"]
+        if self.note:
+            parts.append(self.note)
+        if self.rate > 0:
+            rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.1f}"
+            parts.append(f"{rate} {self.unit}/s")
+            if self.total and self.done < self.total:
+                parts.append(f"{duration((self.total - self.done) / self.rate)} left")
+        return ", ".join(parts)
 
 
 class Bar:
-    """Shows how far something is, once it is worth it."""
+    """Shows how far something is, if it takes long enough."""
 
     def __init__(self, label: str, total: int | None, unit: str = "images") -> None:
-        self.label, self.total, self.unit = label, total, unit
-        self.started, self.done = time.monotonic(), 0
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.started = time.monotonic()
+        self.done = 0
         self.first: tuple[float, int] | None = None
-        self.display: _Terminal | _Notebook | _Lines | None = None
+        self.display: Display | None = None
 
     def advance(self, count: int = 1) -> None:
         self.set(self.done + count)
 
-    def set(self, done: int, total: int | None = None, note: str = "", *, epoch: bool = False) -> None:
+    def set(
+        self, done: int, total: int | None = None, note: str = "", *, epoch: bool = False
+    ) -> None:
         """`note` is shown beside the count; `epoch` says that an epoch has just ended."""
-        self.done, self.total = done, total or self.total
+        self.done = done
+        self.total = total or self.total
         now = time.monotonic()
         self.first = self.first or (now, done)  # the rate leaves out what came before the work
         if now - self.started <= PATIENCE or console.quiet:
             return
         if self.display is None:
             self.display = _display(self.label, self.total)
-        since, before = self.first
-        rate = (done - before) / max(now - since, 1e-9)
-        self.display.show(done, self.total, rate, self.unit, note, epoch)
+        first_time, first_done = self.first
+        rate = (done - first_done) / max(now - first_time, 1e-9)
+        self.display.show(State(self.label, self.unit, done, self.total, rate, note, epoch))
 
     def close(self) -> None:
         if self.display is not None:
             self.display.close()
 
 
-def _display(label: str, total: int | None) -> _Terminal | _Notebook | _Lines:
+class Display(Protocol):
+    def show(self, state: State) -> None: ...
+    def close(self) -> None: ...
+
+
+def _display(label: str, total: int | None) -> Display:
     if console.is_terminal and not console.is_jupyter:
         return _Terminal(label, total)
-    return _Notebook(label) if in_notebook() else _Lines(label)
+    return _Notebook(label) if in_notebook() else _Lines()
 
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    import sys
-
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class _Terminal:
+    """A bar."""
+
     def __init__(self, label: str, total: int | None) -> None:
-        columns = (
+        self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
         )
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
         self.progress.start()
         self.task = self.progress.add_task(label, total=total, rate="")
 
-    def show(self, done: int, total: int | None, rate: float, unit: str, note: str, epoch: bool) -> None:
-        self.progress.update(self.task, completed=done, total=total, rate=f"{rate:.0f} {unit}/s {note}")
+    def show(self, state: State) -> None:
+        rate = f"{state.rate:.0f} {state.unit}/s {state.note}"
+        self.progress.update(self.task, completed=state.done, total=state.total, rate=rate)
 
     def close(self) -> None:
         self.progress.stop()
@@ -98,18 +151,18 @@ class _Terminal:
 class _Lines:
     """A line now and then."""
 
-    def __init__(self, label: str) -> None:
-        self.label, self.started, self.last = label, time.monotonic(), 0.0
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.last = 0.0
 
-    def show(self, done: int, total: int | None, rate: float, unit: str, note: str, epoch: bool) -> None:
+    def show(self, state: State) -> None:
         now = time.monotonic()
-        wait = EPOCH_INTERVAL if epoch else max(INTERVAL, SHARE * (now - self.started))
+        wait = max(INTERVAL, SHARE * (now - self.started))
+        if state.is_epoch:
+            wait = EPOCH_INTERVAL
         if now - self.last >= wait:
             self.last = now
-            self.write(sentence(self.label, done, total, rate, unit, note))
-
-    def write(self, line: str) -> None:
-        say(line)
+            say(str(state))
 
     def close(self) -> None:
         pass
@@ -121,34 +174,23 @@ class _Notebook:
     def __init__(self, label: str) -> None:
         from IPython.display import display
 
-        self.label, self.last = label, 0.0
+        self.last = 0.0
         self.handle = display({"text/plain": label}, raw=True, display_id=True)
 
-    def show(self, done: int, total: int | None, rate: float, unit: str, note: str, epoch: bool) -> None:
+    def show(self, state: State) -> None:
         now = time.monotonic()
-        if now - self.last >= 0.3 or epoch:
-            self.last = now
-            self.update(sentence(self.label, done, total, rate, unit, note), done, total)
-
-    def update(self, line: str, done: int, total: int | None) -> None:
-        import html
-
-        bar = f'<progress value="{done}" max="{total}" style="width:16em"></progress> ' if total else ""
-        self.handle.update({"text/plain": line, "text/html": f"<div>{bar}{html.escape(line)}</div>"}, raw=True)
+        if now - self.last < NOTEBOOK_INTERVAL and not state.is_epoch:
+            return
+        self.last = now
+        line = str(state)
+        page = html.escape(line)
+        if state.total:
+            bar = f'<progress value="{state.done}" max="{state.total}" style="width:16em"></progress>'
+            page = f"{bar} {page}"
+        self.handle.update({"text/plain": line, "text/html": f"<div>{page}</div>"}, raw=True)
 
     def close(self) -> None:
         pass
-
-
-def sentence(label: str, done: int, total: int | None, rate: float, unit: str, note: str) -> str:
-    """How far it is, in words."""
-    parts = [f"{label}: {done:,} of {total:,} {unit}" if total else f"{label}: {done:,} {unit}"]
-    parts += [note] if note else []
-    if rate > 0:
-        parts.append(f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s")
-        if total and done < total:
-            parts.append(f"{duration((total - done) / rate)} left")
-    return ", ".join(parts)
 
 
 def duration(seconds: float) -> str:
@@ -161,20 +203,20 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def bar(label: str, total: int | None = None, unit: str = "images") -> Iterator[Bar]:
-    shown = Bar(label, total, unit)
+    display = Bar(label, total, unit)
     try:
-        yield shown
+        yield display
     finally:
-        shown.close()
+        display.close()
 
 
-def step_progress(shown: Bar) -> StepProgress:
+def step_progress(display: Bar) -> StepProgress:
     """For the loops, which count steps: shows images, and what an epoch gave."""
 
     def show(done: int, total: int, figures: dict[str, float]) -> None:
         ended = "epoch" in figures
         note = epoch_note(figures) if ended else f"lr {figures.get('lr', 0):.1e}"
-        shown.set(int(figures["images"]), int(figures["images_in_all"]), note, epoch=ended)
+        display.set(int(figures["images"]), int(figures["images_in_all"]), note, epoch=ended)
 
     return show
 
@@ -198,14 +240,15 @@ def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
     a function is called with (steps done, steps in all, figures) instead.
     """
     if progress is False:
-        before, console.quiet = console.quiet, True
+        before = console.quiet
+        console.quiet = True
         try:
             yield None
         finally:
             console.quiet = before
     elif progress is None or progress is True:
-        with bar(label) as shown:
-            yield step_progress(shown)
+        with bar(label) as display:
+            yield step_progress(display)
     elif callable(progress):
         yield progress
     else:

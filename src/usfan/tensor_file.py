@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.errors import ArtifactError, shown
+from usfan.errors import ArtifactError, printable
 from usfan.files import Folder
 
 MAX_HEADER_BYTES = 8 << 20
@@ -20,8 +20,18 @@ MAX_SPARSE_BYTES = 16 << 20
 MOST_SPARSE = 64
 """A larger file must be stored to 1/64 at least: file systems that compress come to 1/32, holes to nothing."""
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
-DTYPES |= {"I32": torch.int32, "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 Expected = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype by name."""
@@ -44,38 +54,46 @@ def open_tensors_in(folder: Folder, name: str) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     path = folder.path / name
+    problem = f"{path}: not readable as safetensors"
     try:
         with folder.open(name) as file:
             length = int.from_bytes(file.read(8), "little")
             if length > MAX_HEADER_BYTES:
-                raise ArtifactError(f"{path}: not readable as safetensors: its header would have {length} bytes")
+                raise ArtifactError(f"{problem}: its header would have {length} bytes")
             status = os.fstat(file.fileno())
-            if status.st_size > MAX_SPARSE_BYTES and 0 < status.st_blocks * 512 * MOST_SPARSE < status.st_size:
-                stored = status.st_blocks * 512
+            size = status.st_size
+            stored = status.st_blocks * 512
+            if size > MAX_SPARSE_BYTES and 0 < stored * MOST_SPARSE < size:
                 raise ArtifactError(
-                    f"{path}: {status.st_size} bytes of which {stored} are stored: a file of holes is not read"
+                    f"{path}: {size} bytes of which {stored} are stored: a file of holes is not read"
                 )
-            own = Path(f"/dev/fd/{file.fileno()}")
-            with safe_open(own if own.exists() else path, "pt") as tensors:
+            by_descriptor = Path(f"/dev/fd/{file.fileno()}")
+            with safe_open(by_descriptor if by_descriptor.exists() else path, "pt") as tensors:
                 yield tensors
     except (SafetensorError, OSError) as error:
-        raise ArtifactError(f"{path}: not readable as safetensors: {shown(error, 300)}") from None
+        raise ArtifactError(f"{problem}: {printable(error, 300)}") from None
 
 
-def check_header(file: Path, tensors: Any, expected: Expected) -> None:
+def check_header(
+    file: Path,
+    tensors: Any,
+    expected: Expected,
+) -> None:
     """Names, shapes and dtypes, from the header alone."""
-    there = set(tensors.keys())
+    names = set(tensors.keys())
     for name, (shape, dtype) in expected.items():
-        if name not in there:
+        if name not in names:
             raise ArtifactError(f"{file}: tensor {name!r} is missing")
         part = tensors.get_slice(name)
-        found = tuple(part.get_shape())
-        if found != shape:
-            shown = f"shape {found}" if len(found) <= 8 else f"{len(found)} dimensions"
-            raise ArtifactError(f"{file}: {name!r} has {shown}, expected {shape}")
+        stored = tuple(part.get_shape())
+        if stored != shape:
+            words = f"shape {stored}" if len(stored) <= 8 else f"{len(stored)} dimensions"
+            raise ArtifactError(f"{file}: {name!r} has {words}, expected {shape}")
         if DTYPES.get(part.get_dtype()) != dtype:
-            raise ArtifactError(f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}")
-    extra = sorted(there - set(expected))
+            raise ArtifactError(
+                f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}"
+            )
+    extra = sorted(names - set(expected))
     if extra:
         raise ArtifactError(f"{file}: unexpected tensor {extra[0][:200]!r}")
 

@@ -27,7 +27,8 @@ _all = 1
 def threads_for(multiplications: float) -> Iterator[None]:
     """One thread inside for operations of so many multiplications if that is few, else all; then as many as before."""
     global _all
-    block, before = object(), 0
+    block = object()
+    before = 0
     try:
         with _lock:
             if not _inside:

@@ -18,16 +18,18 @@ from lookalikes import picture
 from tiny_models import witness_for
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.terms.term import Context, Term
-from usfan.artifacts.model import AdaptedModel, SourceModel
-from usfan.compute.loop import Batch
-from usfan.scoring.outputs import Outputs
+from usfan.engine.loop import Batch
+from usfan.maths.outputs import Outputs
+from usfan.store.model import AdaptedModel, SourceModel
 
 CLASSES = ("a", "b", "c")
 
 
 def squares(images: int = 12, domain: int = 3, classes: int = 3) -> usfan.ImageData:
     labels = np.tile(np.arange(classes), images)
-    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
+    pixels = np.stack(
+        [picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)]
+    )
     return usfan.ImageData(pixels, labels=labels, classes=CLASSES[:classes], name="squares")
 
 
@@ -47,7 +49,7 @@ class Epoch:
     batches: list[Batch]
 
 
-class Seen:
+class Trace:
     """What a term saw of a run."""
 
     def __init__(self, meddle: Callable[[Context], object] | None = None) -> None:
@@ -66,26 +68,29 @@ class Seen:
 @dataclass
 class Spy(Term):
     def start(self, context: Context) -> None:
-        self.seen.context = context
+        self.trace.context = context
 
     def refresh(self, outputs: Outputs) -> None:
-        if self.seen.meddle is not None:
-            self.seen.meddle(self.context)
+        if self.trace.meddle is not None:
+            self.trace.meddle(self.context)
         guide = self.context.guide
-        self.seen.epochs.append(Epoch(outputs, guide.weights.clone(), guide.known.clone(), []))
+        self.trace.epochs.append(Epoch(outputs, guide.weights.clone(), guide.known.clone(), []))
 
     def __call__(self, batch: Batch) -> Tensor:
-        self.seen.epochs[-1].batches.append(
-            dataclasses.replace(batch, features=batch.features.detach(), logits=batch.logits.detach())
+        self.trace.epochs[-1].batches.append(
+            dataclasses.replace(
+                batch, features=batch.features.detach(), logits=batch.logits.detach()
+            )
         )
         return batch.logits.new_zeros(())
 
 
 @contextlib.contextmanager
-def spied_method(method: str, seen: Seen) -> Iterator[str]:
+def spied_method(method: str, trace: Trace) -> Iterator[str]:
     """The name of the method with a spy in its row."""
-    row, spy = METHODS[method], Spy()
-    spy.seen = seen
+    row = METHODS[method]
+    spy = Spy()
+    spy.trace = trace
     METHODS.add(dataclasses.replace(row, name="spied", terms=(*row.terms, spy)))
     try:
         yield "spied"
@@ -94,15 +99,19 @@ def spied_method(method: str, seen: Seen) -> Iterator[str]:
 
 
 def spied_run(
-    source: SourceModel, method: str, *, meddle: Callable[[Context], object] | None = None, **settings: Any
-) -> Seen:
+    source: SourceModel,
+    method: str,
+    *,
+    meddle: Callable[[Context], object] | None = None,
+    **settings: Any,
+) -> Trace:
     """A run of the method, one batch of all 36 images an epoch, and what its terms saw. `meddle` may write into the
     tables of the guide after each pass."""
-    seen = Seen(meddle)
+    trace = Trace(meddle)
     given = {"epochs": 1, "batch_size": 36, "guard": False, **settings}
-    with spied_method(method, seen) as name:
-        seen.model = usfan.adapt(source, squares().without_labels(), name, **given)
-    return seen
+    with spied_method(method, trace) as name:
+        trace.model = usfan.adapt(source, squares().without_labels(), name, **given)
+    return trace
 
 
 def exact_certainty(probs: Tensor) -> Tensor:

@@ -5,20 +5,20 @@ import weakref
 
 import pytest
 import torch
-from spying import CLASSES, Seen, spied_method, squares, witness_of
+from spying import CLASSES, Trace, spied_method, squares, witness_of
 
 import usfan
-from usfan.adaptation.adapt import adapt
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.terms.term import Context
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import start_runtime
-from usfan.compute.stepper import no_collection
 from usfan.config import AdaptConfig
-from usfan.data.cache import PixelStore
 from usfan.data.few_labels import few_labels
+from usfan.data.store import Store
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import start_runtime
+from usfan.engine.stepper import no_collection
 from usfan.errors import ConfigError, DataError
-from usfan.runs.folder import RunFolder
+from usfan.store.run_folder import RunFolder
+from usfan.workflow import adapt_model as adapt
 
 TINY = {"epochs": 2, "batch_size": 8}
 
@@ -41,7 +41,9 @@ def test_same_seed_same_bits(source, method):
 
 def test_another_seed_gives_another_model_and_the_source_is_left_alone(source):
     before = {k: v.clone() for k, v in state(source).items()}
-    one, other = (usfan.adapt(source, squares(), seed=seed, guard=False, **TINY) for seed in (0, 1))
+    one, other = (
+        usfan.adapt(source, squares(), seed=seed, guard=False, **TINY) for seed in (0, 1)
+    )
     assert not same(one, other)
     assert not same(one, source)
     assert all(torch.equal(before[k], v) for k, v in state(source).items())
@@ -73,33 +75,57 @@ def test_labels_are_never_touched(source):
     plain = usfan.adapt(source, squares().without_labels(), "u-sfan+", **TINY)
     assert same(usfan.adapt(source, data, "u-sfan+", **TINY), plain)
     store = engine_store(squares().without_labels(), source.spec, start_runtime(None))
-    labelled = PixelStore(store.pixels, store.kept, Untouchable(), CLASSES)
+    labelled = Store(store.values, store.positions, Untouchable(), CLASSES)
     assert same(usfan.adapt(source, labelled, "u-sfan+", **TINY), plain)
 
 
 def test_there_is_no_way_in_for_source_data():
     names = list(inspect.signature(adapt).parameters)
-    assert names == ["source", "data", "method", "runtime", "run", "progress", "labels", "settings"]
+    assert names == [
+        *("source", "data", "method", "runtime", "run", "progress", "labels", "witness"),
+        "settings",
+    ]
     assert list(inspect.signature(few_labels).parameters) == [
-        "given",
+        "labels",
         "data",
         "classes",
         "root",
         "open_set",
     ]  # of the target's images
-    more = {"module", "device", "resume"}  # of the public function: none of them brings data
-    assert set(inspect.signature(usfan.adapt).parameters) == {*names, *more}
+    public = set(inspect.signature(usfan.adapt).parameters)  # nothing else brings data
+    more = {"module", "device", "resume", "options"}
+    assert public <= {*names, *more, *AdaptConfig.__dataclass_fields__}
     assert not [name for name in AdaptConfig.__dataclass_fields__ if "source" in name]
 
 
 def test_terms_see_no_labels_but_given_ones_and_no_source_data():
-    fields = {"count", "classes", "runtime", "epochs", "seed", "guide", "source", "witness", "uncertainty", "given"}
+    fields = {
+        "count",
+        "classes",
+        "runtime",
+        "epochs",
+        "seed",
+        "guide",
+        "source",
+        "witness",
+        "uncertainty",
+        "user_labels",
+    }
     assert set(Context.__dataclass_fields__) == fields
-    assert Context.__annotations__["source"] == "Outputs"  # what the source model says of the target
+    assert (
+        Context.__annotations__["source"] == "Outputs"
+    )  # what the source model says of the target
 
 
 @pytest.mark.parametrize(
-    "settings", [{"partial_set": True}, {"tune": "new"}, {"tune": "norm"}, {"refresh": "step"}, {"preset": "paper"}]
+    "settings",
+    [
+        {"partial_set": True},
+        {"tune": "new"},
+        {"tune": "norm"},
+        {"refresh": "step"},
+        {"preset": "paper"},
+    ],
 )
 def test_other_settings_run(source, settings):
     model = usfan.adapt(source, squares(), "u-sfan+", **TINY, **settings)
@@ -107,29 +133,45 @@ def test_other_settings_run(source, settings):
 
 
 def moved(model, source) -> set[str]:
-    return {name for name, tensor in state(model).items() if not torch.equal(tensor, state(source)[name])}
+    return {
+        name
+        for name, tensor in state(model).items()
+        if not torch.equal(tensor, state(source)[name])
+    }
 
 
 BOTTLENECK = {f"bottleneck.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")}
-STATISTICS = {f"bottleneck.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+STATISTICS = {
+    f"bottleneck.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+}
 
 
 @pytest.mark.parametrize("given", [{}, {"open_set": True}], ids=["closed", "open"])
 def test_what_is_frozen_really_is(source, given):
     """new: the bottleneck alone. norm: the backbone's BatchNorms too. The rest keeps its bits, statistics included."""
     runs = {
-        tune: moved(usfan.adapt(source, squares(), tune=tune, guard=False, **TINY, **given), source)
+        tune: moved(
+            usfan.adapt(source, squares(), tune=tune, guard=False, **TINY, **given), source
+        )
         for tune in ("new", "norm", "all")
     }
-    norms = {f"backbone.{i}" for i, layer in enumerate(source.classifier.backbone) if "BatchNorm" in str(type(layer))}
+    norms = {
+        f"backbone.{i}"
+        for i, layer in enumerate(source.classifier.backbone)
+        if "BatchNorm" in str(type(layer))
+    }
     backbone = {name for name in state(source) if name.startswith("backbone.")}
     assert runs["new"] == BOTTLENECK | STATISTICS
-    assert runs["norm"] == runs["new"] | {name for name in backbone if name.rpartition(".")[0] in norms}
+    assert runs["norm"] == runs["new"] | {
+        name for name in backbone if name.rpartition(".")[0] in norms
+    }
     assert runs["all"] == runs["new"] | backbone
 
 
 def test_a_network_in_which_nothing_may_move_is_refused():
-    plain = usfan.train_source(squares(domain=0), backbone="lenet", bottleneck=0, epochs=1, batch_size=8)
+    plain = usfan.train_source(
+        squares(domain=0), backbone="lenet", bottleneck=0, epochs=1, batch_size=8
+    )
     with pytest.raises(ConfigError, match="tune"):
         usfan.adapt(plain, squares(), tune="new", **TINY)
     assert same(usfan.adapt(plain, squares(), "source-only", tune="new", **TINY), plain)
@@ -153,14 +195,23 @@ def test_a_run_that_diverges_falls_back(source):
 
 def test_two_classes():
     pair = squares(classes=2)
-    model = usfan.train_source(pair, backbone="digits-cnn", epochs=1, batch_size=8, bottleneck=8)
+    model = usfan.train_source(
+        pair, backbone="digits-cnn", epochs=1, batch_size=8, bottleneck=8
+    )
     for settings in ({}, {"open_set": True}, {"partial_set": True}):
-        assert usfan.adapt(model, pair, "u-sfan+", **TINY, **settings).passes.after.probs.shape == (24, 2)
+        assert usfan.adapt(
+            model, pair, "u-sfan+", **TINY, **settings
+        ).passes.after.probs.shape == (
+            24,
+            2,
+        )
 
 
 @pytest.mark.parametrize("settings", [{}, {"open_set": True}])
 def test_the_seed_alone_decides_with_dropout_too(settings):
-    source = usfan.train_source(squares(), backbone="lenet", epochs=1, batch_size=8, bottleneck=8)
+    source = usfan.train_source(
+        squares(), backbone="lenet", epochs=1, batch_size=8, bottleneck=8
+    )
     models = []
     for noise in (1, 2):
         torch.manual_seed(noise)
@@ -168,7 +219,9 @@ def test_the_seed_alone_decides_with_dropout_too(settings):
     assert same(*models)
 
 
-@pytest.mark.parametrize("settings", [{"open_set": True}, {"open_set": True, "method": "shot-im"}, {}])
+@pytest.mark.parametrize(
+    "settings", [{"open_set": True}, {"open_set": True, "method": "shot-im"}, {}]
+)
 def test_a_run_that_diverges_falls_back_in_open_set_too(source, settings):
     model = usfan.adapt(source, squares(), **{**TINY, "lr": 1e12, "epochs": 3, **settings})
     assert bool(torch.isfinite(model.passes.after.probs).all())
@@ -182,11 +235,11 @@ def test_a_run_that_ended_is_freed_at_once(source):
     def look(context):
         held.append(weakref.ref(context.guide))
 
-    seen = Seen(look)
-    with spied_method("u-sfan+", seen) as name, no_collection():
+    trace = Trace(look)
+    with spied_method("u-sfan+", trace) as name, no_collection():
         model = usfan.adapt(source, squares(), name, **TINY)
-        seen.context = None
-        seen.epochs.clear()
+        trace.context = None
+        trace.epochs.clear()
         assert held
         assert [ref() for ref in held] == [None] * len(held)
         assert model.passes is not None
@@ -217,7 +270,9 @@ def test_a_resumed_run_is_the_same_run(source, tmp_path, method, given, last):
         settings = {"epochs": 4, "batch_size": 9, **witness_of(method, squares())}
         settings |= {"pseudo_label_warmup": 2} if method == "u-sfan+" else {}
         with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
-            return usfan.adapt(source, squares(), method, run=run, progress=progress, **settings, **given)
+            return adapt(
+                source, squares(), method, run=run, progress=progress, **settings, **given
+            )
 
     with pytest.raises(Stopped):
         begin(stop)
@@ -226,7 +281,10 @@ def test_a_resumed_run_is_the_same_run(source, tmp_path, method, given, last):
         file.unlink() if file.is_file() else None
     whole = begin()
     assert same(resumed, whole)
-    figures = [[{k: v for k, v in r.items() if k != "seconds"} for r in m.history["records"]] for m in (resumed, whole)]
+    figures = [
+        [{k: v for k, v in r.items() if k != "seconds"} for r in m.history["records"]]
+        for m in (resumed, whole)
+    ]
     assert figures[0] == figures[1]
     assert resumed.history["kept_epoch"] == whole.history["kept_epoch"]
     assert resumed.history["guard"] == whole.history["guard"]
@@ -249,7 +307,9 @@ def test_auto_says_what_it_found_and_a_flag_overrules_it(source):
     assert found.history["settings"]["setting"] == found.history["classes"]["setting"]
     assert found.history["classes"]["reason"]
     assert sum(found.history["classes"]["shares"]) == pytest.approx(1, abs=1e-3)
-    told = usfan.adapt(source, squares(domain=1), method="u-sfan", epochs=1, batch_size=8, setting="universal")
+    told = usfan.adapt(
+        source, squares(domain=1), method="u-sfan", epochs=1, batch_size=8, setting="universal"
+    )
     assert told.history["settings"]["setting"] == "universal"
     assert told.history["classes"] is None
     assert told.unknown_rule is not None

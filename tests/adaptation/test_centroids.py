@@ -14,7 +14,9 @@ def target(samples: int = 60, classes: int = 4) -> tuple[torch.Tensor, torch.Ten
     centres = 2 * torch.randn(classes, 5)
     labels = torch.randint(classes, (samples,)).clamp_max(torch.randint(1, classes, (samples,)))
     features = centres[labels] + torch.randn(samples, 5)
-    return features, (torch.nn.functional.one_hot(labels, classes) + 1.2 * torch.randn(samples, classes)).softmax(dim=1)
+    return features, (
+        torch.nn.functional.one_hot(labels, classes) + 1.2 * torch.randn(samples, classes)
+    ).softmax(dim=1)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -23,11 +25,15 @@ def target(samples: int = 60, classes: int = 4) -> tuple[torch.Tensor, torch.Ten
 def test_nearest_centroid(rounds, threshold, masked):
     features, probs = target()
     mask = (torch.rand(60) > 0.3).float() if masked else None
-    found = nearest_centroid(features, probs, threshold=threshold, mask=mask, rounds=rounds).tolist()
-    given = None if mask is None else mask.tolist()
+    result = nearest_centroid(
+        features, probs, threshold=threshold, mask=mask, rounds=rounds
+    ).tolist()
+    mask_list = None if mask is None else mask.tolist()
     args = (features.tolist(), probs.tolist())
-    assert found == oracle.nearest_centroid(*args, threshold=threshold, mask=given, rounds=rounds)
-    assert found != probs.argmax(dim=1).tolist()
+    assert result == oracle.nearest_centroid(
+        *args, threshold=threshold, mask=mask_list, rounds=rounds
+    )
+    assert result != probs.argmax(dim=1).tolist()
 
 
 def test_the_second_round_matters_and_small_classes_get_no_label():
@@ -43,7 +49,9 @@ def test_the_second_round_matters_and_small_classes_get_no_label():
 def test_no_class_left_keeps_the_point_estimate():
     features, probs = target()
     assert torch.equal(nearest_centroid(features, probs, threshold=60), probs.argmax(dim=1))
-    assert torch.equal(nearest_centroid(features, probs, mask=torch.zeros(60)), probs.argmax(dim=1))
+    assert torch.equal(
+        nearest_centroid(features, probs, mask=torch.zeros(60)), probs.argmax(dim=1)
+    )
 
 
 def test_permuted_samples():

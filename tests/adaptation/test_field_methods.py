@@ -9,25 +9,35 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 
 import usfan
+from planning import resolve
 from tiny_models import tiny_model
-from usfan.adaptation.methods import Later, Method, Methods
-from usfan.adaptation.settings import resolve
+from usfan.adaptation.methods import Method, Methods, NextStage
 from usfan.adaptation.terms.information import InformationMaximization
 from usfan.adaptation.terms.mixmatch import MixMatch
 from usfan.adaptation.terms.rotation import Rotation
 from usfan.adaptation.terms.term import Term
-from usfan.compute.features import features_of
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import Runtime
+from usfan.engine.features import features_of
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError
 from usfan.models.classifier import batch_norms
-from usfan.runs.folder import RunFolder
+from usfan.store.run_folder import RunFolder
+from usfan.workflow import adapt_model
 
 CPU = Runtime(torch.device("cpu"))
 DIGITS = tuple("0123456789")
 SHORT = {"lsc": 2, "nrc": 3, "aad": 3, "upa": 2, "cowa": 4, "shot++": 2}
 """Epochs on the digits: enough to tell a method that learns from one that does not."""
-GAINS = {"lsc": 15, "nrc": 15, "aad": 15, "upa": 15, "shot++": 15, "cowa": 13, "tent": 4, "bn-adapt": 5}
+GAINS = {
+    "lsc": 15,
+    "nrc": 15,
+    "aad": 15,
+    "upa": 15,
+    "shot++": 15,
+    "cowa": 13,
+    "tent": 4,
+    "bn-adapt": 5,
+}
 """Points that a method must win over the source model. They win 20 to 24 (CoWA 16 to 20), of which BatchNorm's
 statistics alone account for 11: whoever trains must win more. TENT's one pass at the authors' learning rate moves
 little but these statistics."""
@@ -40,7 +50,9 @@ def digits(part: slice, turned: float = 0.0) -> usfan.ImageData:
     if turned:
         images = ndimage.rotate(images, turned, axes=(1, 2), reshape=False, order=1)
     pixels = np.clip(images * 255 / 16, 0, 255).astype(np.uint8)
-    return usfan.ImageData(pixels, labels=found.target[part].astype(np.int64), classes=DIGITS, name="digits")
+    return usfan.ImageData(
+        pixels, labels=found.target[part].astype(np.int64), classes=DIGITS, name="digits"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +75,17 @@ CERTAIN = {"lsc": {"certain": True}, "upa": {"certain": True}, "cowa": {"certain
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [*((name, {}) for name in GAINS), *CERTAIN.items()], ids=lambda v: v if v else ""
+    ("method", "settings"),
+    [*((name, {}) for name in GAINS), *CERTAIN.items()],
+    ids=lambda v: v if v else "",
 )
 def test_it_learns(source, target, method, settings):
     """Against the source model, which is right for about half of the turned digits."""
     if method in SHORT:
         settings = {"epochs": SHORT[method], **settings}
     model = usfan.adapt(source, target, method, guard=False, **settings)
-    before, after = accuracy(model.passes.before, target), accuracy(model.passes.after, target)
+    before = accuracy(model.passes.before, target)
+    after = accuracy(model.passes.after, target)
     assert 40 < before < 65
     assert after >= before + GAINS[method]
     weight, bias = model.classifier.head_tensors()
@@ -82,7 +97,8 @@ def test_it_learns(source, target, method, settings):
 
 
 def moved(before, after) -> set[str]:
-    a, b = before.classifier.state_dict(), after.classifier.state_dict()
+    a = before.classifier.state_dict()
+    b = after.classifier.state_dict()
     return {name for name in a if not torch.equal(a[name], b[name])}
 
 
@@ -99,7 +115,9 @@ def test_bn_adapt_changes_the_statistics_and_nothing_else(source, target):
     model = usfan.adapt(source, target, "bn-adapt", guard=False)
     assert moved(source, model) == names_of_norms(source, *STATISTICS)
     assert (model.history["epochs"], model.history["kept_epoch"]) == (1, 1)
-    after = usfan.evaluate(model, target)["accuracy"]  # the model that is returned is the one that was judged
+    after = usfan.evaluate(model, target)[
+        "accuracy"
+    ]  # the model that is returned is the one that was judged
     assert after == pytest.approx(accuracy(model.passes.after, target))
     assert after > accuracy(model.passes.before, target)
 
@@ -116,7 +134,9 @@ def test_bn_adapt_forgets_the_source_even_on_a_small_target(source, target):
 
 def test_the_guard_judges_bn_adapt(source):
     """Noise for images: whatever it keeps, the model is that one."""
-    noise = usfan.ImageData(np.random.default_rng(0).integers(0, 255, (120, 28, 28), dtype=np.uint8))
+    noise = usfan.ImageData(
+        np.random.default_rng(0).integers(0, 255, (120, 28, 28), dtype=np.uint8)
+    )
     model = usfan.adapt(source, noise, "bn-adapt", guard=True)
     assert [record["epoch"] for record in model.history["records"]] == [0, 1]
     assert bool(moved(source, model)) == (model.history["kept_epoch"] == 1)
@@ -146,9 +166,20 @@ def test_published_settings():
         "lsc": {"neighbours": 2, "gamma": 1.0, "objective_scale": 1.0},
         "nrc": {"neighbours": 2, "further_neighbours": 3, "weak_affinity": 0.1, "gamma": 1.0},
         "aad": {"neighbours": 3, "dispersion_decay": 1.0},
-        "upa": {"voters": 4, "votes": 2, "clean_share": 0.6, "pseudo_label_weight": 0.3, "gamma": 0.5},
+        "upa": {
+            "voters": 4,
+            "votes": 2,
+            "clean_share": 0.6,
+            "pseudo_label_weight": 0.3,
+            "gamma": 0.5,
+        },
         "cowa": {"mixup_alpha": 0.2},
-        "shot++": {"rotation_weight": 0.6, "mixup_alpha": 0.75, "sharpening": 0.5, "consistency_weight": 100.0},
+        "shot++": {
+            "rotation_weight": 0.6,
+            "mixup_alpha": 0.75,
+            "sharpening": 0.5,
+            "consistency_weight": 100.0,
+        },
         "tent": {"entropy_gate": 1.0},
         "bn-adapt": {},
     }
@@ -174,7 +205,9 @@ def stopped_after(steps: int):
 
 
 def test_two_stages_are_one_run(source, target):
-    few, steps, epochs = target.subset(range(96)), [], []
+    few = target.subset(range(96))
+    steps = []
+    epochs = []
 
     def progress(done, total, figures):
         if "epoch" in figures:
@@ -182,19 +215,37 @@ def test_two_stages_are_one_run(source, target):
         else:
             steps.append((done, total))
 
-    model = usfan.adapt(source, few, "shot++", guard=False, epochs=2, batch_size=32, progress=progress)
+    model = usfan.adapt(
+        source, few, "shot++", guard=False, epochs=2, batch_size=32, progress=progress
+    )
     assert model.history["epochs"] == 4
     records = model.history["records"]
     assert [record["epoch"] for record in records] == [0, 1, 2, 3, 4]
-    assert ["loss_rotation" in record for record in records] == [False, True, True, False, False]
-    assert ["loss_labelled" in record for record in records] == [False, False, False, True, True]
-    assert records[1]["lr"] == pytest.approx(records[3]["lr"])  # each stage has a schedule of its own
+    assert ["loss_rotation" in record for record in records] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert ["loss_labelled" in record for record in records] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert records[1]["lr"] == pytest.approx(
+        records[3]["lr"]
+    )  # each stage has a schedule of its own
     assert steps == [(done, 12) for done in range(1, 13)]
     assert epochs == [(3, 1, 4), (6, 2, 4), (9, 3, 4), (12, 4, 4)]
     assert len(model.passes.path) == 5  # every epoch was judged
 
 
-@pytest.mark.parametrize(("method", "steps"), [("shot++", 4), ("shot++", 6), ("shot++", 10), ("aad", 4), ("cowa", 4)])
+@pytest.mark.parametrize(
+    ("method", "steps"), [("shot++", 4), ("shot++", 6), ("shot++", 10), ("aad", 4), ("cowa", 4)]
+)
 def test_it_goes_on_where_it_was_stopped(source, target, method, steps, tmp_path, monkeypatch):
     """In the first stage, between the two, and in the second: bit for bit the run that was not stopped."""
     monkeypatch.setattr(RunFolder, "scalars", lambda *_: None)
@@ -203,12 +254,14 @@ def test_it_goes_on_where_it_was_stopped(source, target, method, steps, tmp_path
     settings = {"guard": False, "epochs": 2 if method == "shot++" else 4, "batch_size": 32}
     whole = usfan.adapt(source, few, method, **settings)
     with RunFolder(tmp_path / "run", {}, command="adapt") as run, pytest.raises(Seen):
-        usfan.adapt(source, few, method, run=run, progress=stopped_after(steps + 1), **settings)
+        adapt_model(source, few, method, run=run, progress=stopped_after(steps + 1), **settings)
     with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
         assert run.load_checkpoint()[0] == steps // 3
-        resumed = usfan.adapt(source, few, method, run=run, **settings)
+        resumed = adapt_model(source, few, method, run=run, **settings)
     assert moved(whole, resumed) == set()
-    assert [r["loss"] for r in whole.history["records"][1:]] == [r["loss"] for r in resumed.history["records"][1:]]
+    assert [r["loss"] for r in whole.history["records"][1:]] == [
+        r["loss"] for r in resumed.history["records"][1:]
+    ]
 
 
 class Flat(Term):
@@ -222,16 +275,21 @@ def test_a_later_stage_may_differ(source, target):
     """In epochs, speed and what moves; a setting that terms of both stages have is one setting."""
     row = Methods().add(
         Method("mine", "two stages", (Rotation(), InformationMaximization()), then=(
-            Later((InformationMaximization(), MixMatch()), {"epochs": 1, "lr": 0.0, "batch_size": 48}),
-            Later((Flat(),), {"epochs": 2, "tune": "new"}),
+            NextStage((InformationMaximization(), MixMatch()), {"epochs": 1, "lr": 0.0, "batch_size": 48}),
+            NextStage((Flat(),), {"epochs": 2, "tune": "new"}),
         ))
     )  # fmt: skip
     changed = row.with_settings({"gamma": 0.25, "sharpening": 0.7})
-    assert [t.gamma for t in changed.parts if isinstance(t, InformationMaximization)] == [0.25, 0.25]
+    assert [t.gamma for t in changed.parts if isinstance(t, InformationMaximization)] == [
+        0.25,
+        0.25,
+    ]
     assert changed.settings()["sharpening"] == 0.7
     usfan.METHODS["mine"] = row
     try:
-        model = usfan.adapt(source, target.subset(range(96)), "mine", guard=False, epochs=1, batch_size=32)
+        model = usfan.adapt(
+            source, target.subset(range(96)), "mine", guard=False, epochs=1, batch_size=32
+        )
     finally:
         del usfan.METHODS["mine"]
     records = model.history["records"]
@@ -247,7 +305,9 @@ def test_a_later_stage_may_differ(source, target):
 @pytest.mark.parametrize("method", [*SHORT, "tent", "bn-adapt"])
 def test_features_of_a_frozen_backbone_are_enough(source, target, method):
     """The backbone is asked once; the rest of the network learns from rows of features, and better ones come out."""
-    seen = features_of(source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU)
+    seen = features_of(
+        source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU
+    )
     settings = {"rotation_weight": 0.0} if method == "shot++" else {}
     model = usfan.adapt(source, seen, method, guard=False, epochs=2, **settings)
     assert accuracy(model.passes.after, target) > accuracy(model.passes.before, target)
@@ -255,8 +315,13 @@ def test_features_of_a_frozen_backbone_are_enough(source, target, method):
 
 
 def test_rotation_needs_images(source, target):
-    seen = features_of(source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU)
-    with pytest.raises(ConfigError, match="changes the images themselves, and features are given"):
+    seen = features_of(
+        source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU
+    )
+    with pytest.raises(ConfigError, match="augments images, but the data holds features"):
         usfan.adapt(source, seen, "shot++")
     few = target.subset(range(40))
-    assert usfan.adapt(source, few, "shot++", tune="new", epochs=1, guard=False).history["epochs"] == 2
+    assert (
+        usfan.adapt(source, few, "shot++", tune="new", epochs=1, guard=False).history["epochs"]
+        == 2
+    )

@@ -8,31 +8,50 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.adaptation.guard import Guard, Kept, Look, choose_epoch, cluster_fits, estimated_accuracy, neighbourhoods
+from usfan.adaptation.guard import (
+    EpochScore,
+    Guard,
+    GuardDecision,
+    choose_epoch,
+    cluster_fits,
+    estimated_accuracy,
+    neighbourhoods,
+)
 from usfan.adaptation.witness import thumbnails
-from usfan.compute.runtime import start_runtime
 from usfan.config import RuntimeConfig
-from usfan.data.cache import PixelStore
+from usfan.data.store import Store
+from usfan.engine.runtime import start_runtime
 from usfan.errors import UsfanError
-from usfan.runs.folder import RunFolder
-from usfan.scoring.neighbours import nearest_neighbours
-from usfan.scoring.outputs import Outputs
-from usfan.scoring.structure import Interval
+from usfan.maths.agreement import Interval
+from usfan.maths.neighbours import nearest_neighbours
+from usfan.maths.outputs import Outputs
+from usfan.store.run_folder import RunFolder
 
 CLASSES = ("a", "b", "c", "d")
 TINY = {"epochs": 3, "batch_size": 8, "progress": False}
 
 
-def look(gain=0.2, *, epoch=2, changed=0.3, names=0.8, collapse=None, structure=None, accuracy=None) -> Look:
+def look(
+    gain=0.2, *, epoch=2, changed=0.3, names=0.8, collapse=None, structure=None, accuracy=None
+) -> EpochScore:
     interval = Interval(gain, gain - 0.05, gain + 0.05)
     after = (0.4, 0.4 + gain)
-    return Look(epoch, changed, interval, names, structure or after, (0.5, 0.7), accuracy or after, collapse)
+    return EpochScore(
+        epoch,
+        changed,
+        interval,
+        names,
+        structure or after,
+        (0.5, 0.7),
+        accuracy or after,
+        collapse,
+    )
 
 
 START = look(0, epoch=0, changed=0.0)
 
 
-def decide(*looks: Look):
+def decide(*looks: EpochScore):
     return choose_epoch([START, *looks])
 
 
@@ -71,7 +90,10 @@ def test_nothing_changed():
 def test_a_collapse_falls_back_to_the_last_good_epoch():
     kept = decide(look(epoch=1), look(epoch=2, collapse="one class swallowed the target"))
     assert (kept.kept, kept.epoch) == ("adapted", 1)
-    assert "collapsed at epoch 2 (one class swallowed the target); the model of epoch 1 is kept" in kept.reason
+    assert (
+        "collapsed at epoch 2 (one class swallowed the target); the model of epoch 1 is kept"
+        in kept.reason
+    )
     assert "adapted model kept" not in kept.reason
     assert decide(look(epoch=1, collapse="the loss is not finite")).kept == "source"
 
@@ -79,37 +101,52 @@ def test_a_collapse_falls_back_to_the_last_good_epoch():
 def test_a_collapse_before_anything_changed_keeps_the_source_model():
     kept = decide(look(epoch=1, changed=0.0), look(epoch=2, collapse="the loss is not finite"))
     assert (kept.kept, kept.epoch) == ("source", 0)
-    assert kept.reason == "adaptation collapsed at epoch 2 (the loss is not finite); source model kept"
+    assert (
+        kept.reason
+        == "adaptation collapsed at epoch 2 (the loss is not finite); source model kept"
+    )
 
 
 def test_a_look_survives_json():
     import json
 
-    assert Look.from_dict(json.loads(json.dumps(dataclasses.asdict(look())))) == look()
+    assert EpochScore.from_dict(json.loads(json.dumps(dataclasses.asdict(look())))) == look()
 
 
 def test_estimated_accuracy_is_an_interval_in_percent():
-    found = estimated_accuracy([START, look(0.55)], kept=2, count=10**6)
-    assert found["before"]["value"] == pytest.approx(40)
-    assert found["after"]["value"] == pytest.approx(95)
+    estimate = estimated_accuracy([START, look(0.55)], kept=2, count=10**6)
+    assert estimate["before"]["value"] == pytest.approx(40)
+    assert estimate["after"]["value"] == pytest.approx(95)
     for when in ("before", "after"):
-        figures = found[when]
+        figures = estimate[when]
         assert 0 <= figures["low"] <= figures["value"] <= figures["high"] <= 100
 
 
 def test_the_estimate_is_of_the_model_that_was_kept():
-    found = estimated_accuracy([START, look(0.55)], kept=0, count=10**6)
-    assert found["after"] == found["before"]
-    fell = [START, look(0.3, epoch=1), look(-0.4, epoch=2, collapse="one class swallowed the target")]
+    estimate = estimated_accuracy([START, look(0.55)], kept=0, count=10**6)
+    assert estimate["after"] == estimate["before"]
+    fell = [
+        START,
+        look(0.3, epoch=1),
+        look(-0.4, epoch=2, collapse="one class swallowed the target"),
+    ]
     assert estimated_accuracy(fell, kept=1, count=10**6)["after"]["value"] == pytest.approx(70)
 
 
 def test_the_estimate_says_what_new_classes_mean_for_it():
-    assert estimated_accuracy([START], kept=0, count=10**6)["counts"] == "if no image is of a new class"
-    assert "unknown as a class" in estimated_accuracy([START], kept=0, count=10**6, rejects=True)["counts"]
+    assert (
+        estimated_accuracy([START], kept=0, count=10**6)["counts"]
+        == "if no image is of a new class"
+    )
+    assert (
+        "unknown as a class"
+        in estimated_accuracy([START], kept=0, count=10**6, rejects=True)["counts"]
+    )
 
 
-@pytest.mark.parametrize(("setting", "counts"), [("open", "unknown as a class"), ("closed", "if no image is")])
+@pytest.mark.parametrize(
+    ("setting", "counts"), [("open", "unknown as a class"), ("closed", "if no image is")]
+)
 def test_a_run_says_what_its_estimate_counts(source, setting, counts):
     history = usfan.adapt(source, squares(range(4), domain=3), setting=setting, **TINY).history
     assert counts in history["estimated_accuracy"]["counts"]
@@ -148,16 +185,16 @@ def test_swapped_classes_are_as_neat_and_a_quarter_as_good():
 def test_fits_are_probabilities_and_unknown_has_the_clusters_without_a_name():
     """Four clusters in the plane; the source model names two, and is uncertain of the others."""
     generator = torch.Generator().manual_seed(0)
-    own = torch.arange(200) % 4
+    cluster = torch.arange(200) % 4
     corners = torch.tensor([[4.0, 0, 0], [0, 4, 0], [-4, 0, 4], [0, -4, 4]])
-    features = corners[own] + 0.3 * torch.randn(200, 3, generator=generator)
-    probs = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.55, 0.45], [0.5, 0.5]])[own]
+    features = corners[cluster] + 0.3 * torch.randn(200, 3, generator=generator)
+    probs = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.55, 0.45], [0.5, 0.5]])[cluster]
     near = nearest_neighbours(features, 10)[0]
     closed, opened_up = (cluster_fits(features, probs, near, classes) for classes in (2, 3))
     for fits in (closed, opened_up):
         assert torch.allclose(fits.sum(1), torch.ones(200), atol=1e-5)
         assert bool((fits >= 0).all())
-    assert float((opened_up.argmax(1) == own.clamp_max(2)).double().mean()) > 0.95
+    assert float((opened_up.argmax(1) == cluster.clamp_max(2)).double().mean()) > 0.95
 
 
 def test_a_prediction_that_joins_its_cluster_is_a_gain_if_a_head_gives_it():
@@ -187,23 +224,28 @@ def test_one_image_or_one_class_has_no_clusters(shape, more):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_judge_that_is_not_finite_is_named(classes):
     guard, outputs = opened(torch.arange(60) % 2)
-    seen = torch.rand(60, 4)
-    seen[3, 1] = torch.nan
+    images = torch.rand(60, 4)
+    images[3, 1] = torch.nan
     with pytest.raises(UsfanError, match="the guard judges by are not finite"):
-        guard.open(outputs, torch.arange(60) % 2, guard.draws, seen, classes)
+        guard.open(outputs, torch.arange(60) % 2, guard.draws, images, classes)
 
 
 def test_the_posterior_is_named_if_its_doubts_decide():
     both = {"structure": (0.80, 0.79), "names": 0.2}
     doubted = dataclasses.replace(look(-0.05, **both), fit=(0.70, 0.76))
-    assert "the source posterior finds 20% of the new predictions plausible" in decide(doubted).reason
+    assert (
+        "the source posterior finds 20% of the new predictions plausible"
+        in decide(doubted).reason
+    )
     worse = dataclasses.replace(look(-0.05, structure=(0.0, 0.08), names=1.0), fit=(0.37, 0.2))
     assert "posterior" not in decide(worse).reason
 
 
 def test_the_class_that_swallowed_the_target_is_named():
     probs = torch.eye(2).repeat(30, 1)
-    outputs, all_one = (Outputs(p, p, p, p, p[:, 0]) for p in (probs, torch.eye(2)[:1].expand(60, 2)))
+    outputs, all_one = (
+        Outputs(p, p, p, p, p[:, 0]) for p in (probs, torch.eye(2)[:1].expand(60, 2))
+    )
     guard = Guard(enabled=True)
     before = torch.arange(60) % 2
     guard.open(outputs, before, before[:, None].expand(-1, 8), None, 2, ("cat", "dog"))
@@ -212,24 +254,35 @@ def test_the_class_that_swallowed_the_target_is_named():
 
 def squares(present: range, images: int = 30, domain: int = 0) -> usfan.ImageData:
     labels = np.tile(np.array(present), images)
-    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
+    pixels = np.stack(
+        [picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)]
+    )
     return usfan.ImageData(pixels, labels=labels, classes=CLASSES, name="squares")
 
 
 @pytest.fixture(scope="module")
 def source() -> usfan.SourceModel:
-    settings = {"backbone": "digits-cnn", "epochs": 12, "batch_size": 8, "bottleneck": 16, "progress": False}
+    settings = {
+        "backbone": "digits-cnn",
+        "epochs": 12,
+        "batch_size": 8,
+        "bottleneck": 16,
+        "progress": False,
+    }
     return usfan.train_source(squares(range(4)), **settings)
 
 
 def test_images_judge_a_network_from_scratch():
     """Their pixels, at most 32 × 32, whatever the brightness: bright and dark squares of a kind are neighbours."""
     dark = torch.zeros(6, 1, 64, 64, dtype=torch.uint8)
-    dark[:3, :, :32], dark[3:, :, 32:] = 100, 100
-    store = PixelStore(dark, torch.arange(6))
-    seen = thumbnails(store, torch.tensor([0, 2, 3, 5]), start_runtime(RuntimeConfig(device="cpu")))
-    assert seen.shape == (4, 32 * 32)
-    assert nearest_neighbours(seen, 1)[0].flatten().tolist() == [1, 0, 3, 2]
+    dark[:3, :, :32] = 100
+    dark[3:, :, 32:] = 100
+    store = Store(dark, torch.arange(6))
+    images = thumbnails(
+        store, torch.tensor([0, 2, 3, 5]), start_runtime(RuntimeConfig(device="cpu"))
+    )
+    assert images.shape == (4, 32 * 32)
+    assert nearest_neighbours(images, 1)[0].flatten().tolist() == [1, 0, 3, 2]
 
 
 def state(model) -> dict[str, torch.Tensor]:
@@ -275,19 +328,23 @@ def test_what_metrics_say(source):
 def test_undecided_saves_both(source, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "usfan.adaptation.guard.choose_epoch",
-        lambda history: __import__("usfan.adaptation.guard", fromlist=["Kept"]).Kept("undecided", 0, "?", 3),
+        lambda history: GuardDecision("undecided", 0, "?", 3),
     )
     run = tmp_path / "run"
     model = usfan.adapt(source, squares(range(4), domain=3), run=run, **TINY)
     assert same(model, source)
-    kept, other = usfan.SourceModel.load(run), usfan.SourceModel.load(run / "adapted")
+    kept = usfan.SourceModel.load(run)
+    other = usfan.SourceModel.load(run / "adapted")
     assert same(kept, source)
     assert not same(other, source)
 
 
-def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(source, tmp_path, monkeypatch):
+def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(
+    source, tmp_path, monkeypatch
+):
     """The checkpoint of the iterate that collapsed must not stand in for the one before it."""
-    real, log = Guard.consider, RunFolder.log
+    real = Guard.consider
+    log = RunFolder.log
 
     def collapse_at_two(self, epoch, *given):
         reason = "it did" if epoch == 2 else None
@@ -302,7 +359,9 @@ def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(s
     monkeypatch.setattr(Guard, "consider", collapse_at_two)
     settings = {**TINY, "epochs": 4}
     keep = "usfan.adaptation.guard.choose_epoch"
-    monkeypatch.setattr(keep, lambda history: Kept("adapted", history[-2].epoch, "the last good one"))
+    monkeypatch.setattr(
+        keep, lambda history: GuardDecision("adapted", history[-2].epoch, "the last good one")
+    )
     data = squares(range(4), domain=3)
     whole = usfan.adapt(source, data, run=tmp_path / "whole", **settings)
     assert whole.history["kept_epoch"] == 1
@@ -310,7 +369,9 @@ def test_a_run_interrupted_after_a_collapse_resumes_with_the_last_good_weights(s
     with pytest.raises(KeyboardInterrupt):
         usfan.adapt(source, data, run=tmp_path / "again", **settings)
     monkeypatch.setattr(RunFolder, "log", log)
-    assert same(usfan.adapt(source, data, run=tmp_path / "again", resume=True, **settings), whole)
+    assert same(
+        usfan.adapt(source, data, run=tmp_path / "again", resume=True, **settings), whole
+    )
 
 
 def test_neighbourhoods_fit_into_a_class():
@@ -321,6 +382,8 @@ def test_neighbourhoods_fit_into_a_class():
 
 
 def test_the_estimate_of_few_images_is_wide():
-    few, many = (estimated_accuracy([START], kept=0, count=count)["before"] for count in (8, 10**6))
+    few, many = (
+        estimated_accuracy([START], kept=0, count=count)["before"] for count in (8, 10**6)
+    )
     assert few["value"] == many["value"]
     assert few["high"] - few["low"] > 2 * (many["high"] - many["low"])

@@ -7,7 +7,15 @@ import math
 
 import pytest
 import torch
-from running_terms import Network, a_batch, in_threads, outputs, pictures, random_target, running
+from running_terms import (
+    Network,
+    a_batch,
+    in_threads,
+    outputs,
+    pictures,
+    random_target,
+    running,
+)
 from torch import Tensor
 
 from oracles import field as oracle
@@ -22,13 +30,13 @@ from usfan.adaptation.terms.rotation import Rotation, quarter_turns
 from usfan.adaptation.terms.selection import best_of_each_class
 from usfan.adaptation.terms.term import Term
 from usfan.adaptation.terms.upa import CleanLabels, vote_share
-from usfan.compute.loop import Batch
-from usfan.compute.runtime import Runtime
+from usfan.engine.loop import Batch
+from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError
-from usfan.posterior.predictive import certainty_weights
-from usfan.posterior.predictive import entropy as exact_entropy
-from usfan.scoring.neighbours import nearest_neighbours
-from usfan.scoring.outputs import Outputs
+from usfan.maths.neighbours import nearest_neighbours
+from usfan.maths.objectives import certainty_weights
+from usfan.maths.objectives import entropy as exact_entropy
+from usfan.maths.outputs import Outputs
 
 TERMS: dict[str, Term] = {
     "upa": CleanLabels(),
@@ -53,7 +61,8 @@ def step(target: Outputs, samples: Tensor = SAMPLES, *, features: bool = False) 
 def test_derivative(name):
     """In the pixels and, through the network, in its weights; what the term itself says is fixed stays fixed."""
     target = random_target()
-    term, plain = running(TERMS[name], target), step(target)
+    term = running(TERMS[name], target)
+    plain = step(target)
 
     def loss(images: Tensor, *weights: Tensor) -> Tensor:
         network = Network(target.features.shape[1], target.logits.shape[1])
@@ -67,13 +76,16 @@ def test_derivative(name):
 
     images = plain.images.clone().requires_grad_()
     assert torch.autograd.gradcheck(loss, (images, *plain.forward.parameters))
-    assert float(loss(images, *plain.forward.parameters).detach()) == pytest.approx(float(term(plain).detach()))
+    assert float(loss(images, *plain.forward.parameters).detach()) == pytest.approx(
+        float(term(plain).detach())
+    )
 
 
 @pytest.mark.parametrize("name", TERMS)
 def test_the_order_of_the_batch_does_not_matter(name):
     target = random_target()
-    term, order = running(TERMS[name], target), torch.tensor([4, 2, 0, 5, 1, 3])
+    term = running(TERMS[name], target)
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
     torch.testing.assert_close(term(step(target, SAMPLES[order])), term(step(target)))
 
 
@@ -95,13 +107,14 @@ def test_processes_take_one_step(name, cut):
 
     def work(runtime: Runtime) -> tuple[Tensor, Tensor]:
         term = running(TERMS[name], target, runtime=runtime)
-        own = order if runtime.world == 1 else (order[:cut], order[cut:])[runtime.rank]
-        batch = step(target, own)
+        batch_values = order if runtime.world == 1 else (order[:cut], order[cut:])[runtime.rank]
+        batch = step(target, batch_values)
         loss = term(batch)
         grads = torch.autograd.grad(loss, batch.forward.parameters, allow_unused=True)
         return loss.detach(), torch.cat([g.flatten() for g in grads if g is not None])
 
-    (loss, gradient), parts = work(Runtime(torch.device("cpu"))), in_threads(2, work)
+    (loss, gradient) = work(Runtime(torch.device("cpu")))
+    parts = in_threads(2, work)
     assert all(torch.allclose(part[0], loss) for part in parts)
     torch.testing.assert_close(parts[0][1] + parts[1][1], gradient)
 
@@ -111,15 +124,22 @@ def test_processes_take_one_step(name, cut):
 
 @pytest.mark.parametrize("share", [0.0, 0.35, 0.6, 1.0])
 def test_best_of_each_class(share):
-    scores, labels = torch.rand(50), torch.randint(5, (50,)).clamp_max(3)  # class 4 is empty
-    found = best_of_each_class(scores, labels, 5, share)
-    assert found.tolist() == oracle.best_of_each_class(scores.tolist(), labels.tolist(), share)
+    # class 4 is empty
+    scores = torch.rand(50)
+    labels = torch.randint(5, (50,)).clamp_max(3)
+    result = best_of_each_class(scores, labels, 5, share)
+    assert result.tolist() == oracle.best_of_each_class(scores.tolist(), labels.tolist(), share)
     order = torch.randperm(50)
-    assert torch.equal(best_of_each_class(scores[order], labels[order], 5, share), found[order])
+    assert torch.equal(
+        best_of_each_class(scores[order], labels[order], 5, share), result[order]
+    )
 
 
 def test_a_share_that_comes_out_whole_is_whole():
-    assert int(best_of_each_class(torch.rand(5), torch.zeros(5, dtype=torch.long), 1, 0.6).sum()) == 3
+    assert (
+        int(best_of_each_class(torch.rand(5), torch.zeros(5, dtype=torch.long), 1, 0.6).sum())
+        == 3
+    )
 
 
 # UPA
@@ -130,10 +150,12 @@ def test_votes_are_those_of_loops(votes):
     target = random_target(60)
     labels = target.probs.argmax(dim=1)
     near, similarity = nearest_neighbours(target.features, 4)
-    found = vote_share(labels, near, similarity, 4, votes)
-    expected = oracle.vote_share(target.features.tolist(), labels.tolist(), 4, votes, upa.TEMPERATURE)
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
-    assert not torch.equal(found, vote_share(labels, near, similarity, 4, votes + 1))
+    result = vote_share(labels, near, similarity, 4, votes)
+    expected = oracle.vote_share(
+        target.features.tolist(), labels.tolist(), 4, votes, upa.VOTE_TEMPERATURE
+    )
+    assert result.tolist() == pytest.approx(expected, abs=1e-5)
+    assert not torch.equal(result, vote_share(labels, near, similarity, 4, votes + 1))
 
 
 @pytest.mark.parametrize("certain", [False, True])
@@ -141,11 +163,20 @@ def test_upa_selects_the_cleanest_of_each_class(certain):
     target = random_target(60)
     term = running(CleanLabels(certain=certain), target)
     labels = nearest_centroid(target.features, target.probs)
-    scores = oracle.vote_share(target.features.tolist(), labels.tolist(), 4, 2, upa.TEMPERATURE)
+    scores = oracle.vote_share(
+        target.features.tolist(), labels.tolist(), 4, 2, upa.VOTE_TEMPERATURE
+    )
     if certain:
-        scores = [s * w for s, w in zip(scores, certainty_weights(target.posterior_probs).tolist(), strict=True)]
-    own = [float(p[label]) for p, label in zip(target.probs, labels.tolist(), strict=True)]
-    scores = [round(s, 5) + 1e-6 * p for s, p in zip(scores, own, strict=True)]
+        scores = [
+            s * w
+            for s, w in zip(
+                scores, certainty_weights(target.posterior_probs).tolist(), strict=True
+            )
+        ]
+    batch_values = [
+        float(p[label]) for p, label in zip(target.probs, labels.tolist(), strict=True)
+    ]
+    scores = [round(s, 5) + 1e-6 * p for s, p in zip(scores, batch_values, strict=True)]
     assert term.labels.tolist() == labels.tolist()
     assert (term.clean > 0).tolist() == oracle.best_of_each_class(scores, labels.tolist(), 0.6)
     batch = step(target)
@@ -205,15 +236,18 @@ def test_jmds_of_a_class_without_samples():
 def test_cowa_by_hand(certain):
     """Each sample with the next one in the order of the epoch, the last with the first; labels, scores and pixels."""
     target = random_target()
-    term, batch = running(WeightedMixup(certain=certain), target), step(target)
+    term = running(WeightedMixup(certain=certain), target)
+    batch = step(target)
     labels, scores = jmds(target.features, target.probs)
     if certain:
         weights = certainty_weights(target.posterior_probs)
         scores = scores * weights / weights.mean()
     ring = sorted(SAMPLES.tolist(), key=lambda i: int(term.keys[i]))
-    views, losses = pictures(40), []
+    views = pictures(40)
+    losses = []
     for place, one in enumerate(ring):
-        other, share = ring[(place + 1) % 6], float(term.shares[one])
+        other = ring[(place + 1) % 6]
+        share = float(term.shares[one])
         _, logits = batch.forward((share * views[one] + (1 - share) * views[other])[None])
         wanted = share * torch.eye(4)[labels[one]] + (1 - share) * torch.eye(4)[labels[other]]
         weight = share * float(scores[one]) + (1 - share) * float(scores[other])
@@ -224,7 +258,9 @@ def test_cowa_by_hand(certain):
 def test_draws_of_mixup():
     """By seed and epoch alone, from Beta(α, α); without α nothing is mixed."""
     target = random_target(2000)
-    one, again, other = (running(WeightedMixup(mixup_alpha=0.2), target, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (
+        running(WeightedMixup(mixup_alpha=0.2), target, seed=seed) for seed in (0, 0, 1)
+    )
     assert torch.equal(one.shares, again.shares)
     assert torch.equal(one.keys, again.keys)
     assert not torch.equal(one.shares, other.shares)
@@ -238,7 +274,8 @@ def test_draws_of_mixup():
 
 
 def test_mix_by_hand():
-    one, other = torch.tensor([[1.0, 3.0], [1.0, 3.0]]), torch.tensor([[5.0, 7.0], [5.0, 7.0]])
+    one = torch.tensor([[1.0, 3.0], [1.0, 3.0]])
+    other = torch.tensor([[5.0, 7.0], [5.0, 7.0]])
     assert mix(one, other, torch.tensor([1.0, 0.25])).tolist() == [[1.0, 3.0], [4.0, 6.0]]
 
 
@@ -247,26 +284,32 @@ def test_mix_by_hand():
 
 def test_turned_by_hand():
     image = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    found = quarter_turns(image.expand(4, 1, 2, 2), torch.tensor([0, 1, 2, 3]))[:, 0].tolist()
-    assert found == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]], [[3, 1], [4, 2]]]
+    result = quarter_turns(image.expand(4, 1, 2, 2), torch.tensor([0, 1, 2, 3]))[:, 0].tolist()
+    assert result == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]], [[3, 1], [4, 2]]]
 
 
 def test_rotation_by_hand():
     target = random_target()
-    term, batch = running(Rotation(rotation_weight=0.6), target), step(target)
+    term = running(Rotation(rotation_weight=0.6), target)
+    batch = step(target)
     losses = []
     for place, sample in enumerate(SAMPLES.tolist()):
         turns = int(term.turns[sample])
         features, _ = batch.forward(torch.rot90(batch.images[place], turns, dims=(1, 2))[None])
         both = torch.cat([batch.features[place], features[0]])
-        losses.append(cross_entropy((term.weight @ both + term.bias).tolist(), torch.eye(4)[turns].tolist()))
+        losses.append(
+            cross_entropy(
+                (term.weight @ both + term.bias).tolist(), torch.eye(4)[turns].tolist()
+            )
+        )
     assert float(term(batch).detach()) == pytest.approx(0.6 * sum(losses) / 6)
     assert set(term.turns.tolist()) == {0, 1, 2, 3}
 
 
 def test_the_rotation_head_is_trained_saved_and_restored():
     target = random_target()
-    one, other = running(Rotation(), target), running(Rotation(), target, seed=1)
+    one = running(Rotation(), target)
+    other = running(Rotation(), target, seed=1)
     assert not torch.equal(one.weight, other.weight)
     grads = torch.autograd.grad(one(step(target)), one.parameters())
     assert all(float(g.abs().max()) > 0 for g in grads)
@@ -296,23 +339,35 @@ def test_the_samples_that_count_as_labelled():
 
 def test_mixmatch_by_hand():
     target = random_target()
-    term, batch = running(MixMatch(), target), step(target)
+    term = running(MixMatch(), target)
+    batch = step(target)
     wanted = {}
     for place, sample in enumerate(SAMPLES.tolist()):
         views = (softmax(batch.logits[place].tolist()), target.probs[sample].tolist())
         guess = [(a + b) / 2 for a, b in zip(*views, strict=True)]
         label = torch.eye(4)[int(target.probs[sample].argmax())].tolist()
         wanted[sample] = label if term.labelled[sample] else oracle.sharpen(guess, 0.5)
-    ring, views = sorted(wanted, key=lambda i: int(term.keys[i])), pictures(40)
-    labelled, others = [], []
+    ring = sorted(wanted, key=lambda i: int(term.keys[i]))
+    views = pictures(40)
+    labelled = []
+    others = []
     for place, one in enumerate(ring):
-        other, share = ring[(place + 1) % 6], max(float(term.shares[one]), 1 - float(term.shares[one]))
+        other = ring[(place + 1) % 6]
+        share = max(float(term.shares[one]), 1 - float(term.shares[one]))
         _, logits = batch.forward((share * views[one] + (1 - share) * views[other])[None])
-        mixed = [share * a + (1 - share) * b for a, b in zip(wanted[one], wanted[other], strict=True)]
+        mixed = [
+            share * a + (1 - share) * b for a, b in zip(wanted[one], wanted[other], strict=True)
+        ]
         if term.labelled[one]:
             labelled.append(cross_entropy(logits[0].tolist(), mixed))
         else:
-            others.append(sum((p - q) ** 2 for p, q in zip(softmax(logits[0].tolist()), mixed, strict=True)) / 4)
+            others.append(
+                sum(
+                    (p - q) ** 2
+                    for p, q in zip(softmax(logits[0].tolist()), mixed, strict=True)
+                )
+                / 4
+            )
     assert labelled
     assert others
     expected = sum(labelled) / len(labelled) + 100 * 0.3 * sum(others) / len(others)
@@ -320,9 +375,11 @@ def test_mixmatch_by_hand():
 
 
 def test_mixmatch_splits_once_also_if_it_is_resumed():
-    first, second = random_target(), random_target(seed=1)
+    first = random_target()
+    second = random_target(seed=1)
     term = running(MixMatch(), first)
-    labelled, targets = term.labelled.clone(), term.targets.clone()
+    labelled = term.labelled.clone()
+    targets = term.targets.clone()
     resumed = MixMatch().started(term.context)
     resumed.restore(term.tensors())
     for one in (term, resumed):
@@ -333,7 +390,9 @@ def test_mixmatch_splits_once_also_if_it_is_resumed():
 
 
 def test_sharpen_by_hand():
-    torch.testing.assert_close(sharpen(torch.tensor([[0.8, 0.2]]), 0.5), torch.tensor([[0.64, 0.04]]) / 0.68)
+    torch.testing.assert_close(
+        sharpen(torch.tensor([[0.8, 0.2]]), 0.5), torch.tensor([[0.64, 0.04]]) / 0.68
+    )
 
 
 # TENT
@@ -343,11 +402,15 @@ def test_tent_by_hand():
     target = random_target()
     batch = step(target)
     entropies = [entropy(p) for p in batch.probs.tolist()]
-    assert float(running(Entropy(), target)(batch).detach()) == pytest.approx(sum(entropies) / 6)
+    assert float(running(Entropy(), target)(batch).detach()) == pytest.approx(
+        sum(entropies) / 6
+    )
     most = sorted(entropies)[3] / math.log(4) + 1e-9
     gated = running(Entropy(entropy_gate=most), target)(batch)
     assert float(gated.detach()) == pytest.approx(sum(sorted(entropies)[:4]) / 4)
-    assert float(running(Entropy(entropy_gate=0.0), target)(batch).detach()) == 0  # nobody passes
+    assert (
+        float(running(Entropy(entropy_gate=0.0), target)(batch).detach()) == 0
+    )  # nobody passes
 
 
 def test_the_gate_asks_the_posterior():
@@ -355,11 +418,16 @@ def test_the_gate_asks_the_posterior():
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
     target = outputs(logits, posterior_logits=torch.tensor([[9.0, 0.0], [0.1, 0.0]]))
     assert float(exact_entropy(target.posterior_probs)[0]) < 0.4 * math.log(2)
-    batch = Batch(torch.arange(2), logits, logits, logits.double(), torch.tensor(0.0), lambda x: (x, x))
+    batch = Batch(
+        torch.arange(2), logits, logits, logits.double(), torch.tensor(0.0), lambda x: (x, x)
+    )
     alone = entropy(softmax([2.0, 0.0]))
-    for certain, expected in ((True, alone), (False, 0.0)):  # on its own word neither is sure enough
-        found = running(Entropy(entropy_gate=0.4, certain=certain), target)(batch)
-        assert float(found) == pytest.approx(expected)
+    for certain, expected in (
+        (True, alone),
+        (False, 0.0),
+    ):  # on its own word neither is sure enough
+        result = running(Entropy(entropy_gate=0.4, certain=certain), target)(batch)
+        assert float(result) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +436,7 @@ def test_the_gate_asks_the_posterior():
         (lambda: CleanLabels(voters=0), "voters must be at least 1"),
         (lambda: CleanLabels(clean_share=1.5), "clean_share must lie between"),
         (lambda: WeightedMixup(mixup_alpha=-1), "mixup_alpha must be at least 0"),
-        (lambda: MixMatch(sharpening=0.0), "sharpening must be positive"),
+        (lambda: MixMatch(sharpening=0.0), "sharpening must be at least"),
         (lambda: MixMatch(consistency_weight=-1), "consistency_weight must be at least 0"),
         (lambda: Rotation(rotation_weight=-1), "rotation_weight must be at least 0"),
         (lambda: Entropy(entropy_gate=2), "entropy_gate must lie between"),

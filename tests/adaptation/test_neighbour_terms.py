@@ -6,7 +6,15 @@ import math
 
 import pytest
 import torch
-from running_terms import Network, a_batch, in_threads, outputs, pictures, random_target, running
+from running_terms import (
+    Network,
+    a_batch,
+    in_threads,
+    outputs,
+    pictures,
+    random_target,
+    running,
+)
 from torch import Tensor
 
 from oracles import field as oracle
@@ -15,13 +23,12 @@ from usfan.adaptation.terms.aad import AttractDisperse, dispersion
 from usfan.adaptation.terms.bank import Bank
 from usfan.adaptation.terms.lsc import LocalStructure
 from usfan.adaptation.terms.nrc import Reciprocity, affinity
-from usfan.compute.loop import Batch
-from usfan.compute.runtime import Runtime
+from usfan.engine.loop import Batch
+from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError
-from usfan.posterior.predictive import certainty_weights
-from usfan.scoring import neighbours
-from usfan.scoring.objectives import alone
-from usfan.scoring.outputs import Outputs
+from usfan.maths import neighbours
+from usfan.maths.objectives import certainty_weights
+from usfan.maths.outputs import Outputs
 
 TERMS = {"lsc": LocalStructure, "nrc": Reciprocity, "aad": AttractDisperse}
 SAMPLES = torch.tensor([3, 17, 8, 30, 21, 5])
@@ -37,28 +44,38 @@ def step(term: Bank, target: Outputs, samples: Tensor = SAMPLES, done: float = 0
     return a_batch(samples, pictures(len(target))[samples], network, done)
 
 
-def kept(target: Outputs, sample: int, done: float = 0.0) -> Batch:
+def known_rows(target: Outputs, sample: int, done: float = 0.0) -> Batch:
     """One sample as the last pass saw it."""
     row = slice(sample, sample + 1)
-    features, logits = target.features[row], target.logits[row]
-    return Batch(torch.tensor([sample]), features, features, logits, torch.tensor(done), lambda x: (x, x))
+    features = target.features[row]
+    logits = target.logits[row]
+    return Batch(
+        torch.tensor([sample]), features, features, logits, torch.tensor(done), lambda x: (x, x)
+    )
 
 
 def test_lsc_by_hand():
     term = running(LocalStructure(neighbours=2), LINE)
     # sample 0 (0.9, 0.1): neighbours 1 (0.8, 0.2) and 2 (0.4, 0.6)
     expected = -math.log(0.72 + 0.02 + 1e-5) - math.log(0.36 + 0.06 + 1e-5)
-    assert float(term(kept(LINE, 0))) == pytest.approx(expected)
+    assert float(term(known_rows(LINE, 0))) == pytest.approx(expected)
 
 
 def test_nrc_by_hand():
     term = running(Reciprocity(neighbours=2, further_neighbours=1), LINE)
     # sample 2: neighbours 1 and 0; their nearest are 0 and 1, so neither is reciprocal
-    first, second = 0.8 * 0.4 + 0.2 * 0.6, 0.9 * 0.4 + 0.1 * 0.6
-    assert float(term(kept(LINE, 2))) == pytest.approx(-0.1 * (first + second) - 0.1 * (second + first))
+    first = 0.8 * 0.4 + 0.2 * 0.6
+    second = 0.9 * 0.4 + 0.1 * 0.6
+    assert float(term(known_rows(LINE, 2))) == pytest.approx(
+        -0.1 * (first + second) - 0.1 * (second + first)
+    )
     # sample 0: neighbours 1, whose nearest is 0 itself, and 2, whose nearest is 1
-    own, near, far = 0.9**2 + 0.1**2, 0.72 + 0.02, 0.36 + 0.06
-    assert float(term(kept(LINE, 0))) == pytest.approx(-near - 0.1 * far - 0.1 * (own + near))
+    features_of_batch = 0.9**2 + 0.1**2
+    near = 0.72 + 0.02
+    far = 0.36 + 0.06
+    assert float(term(known_rows(LINE, 0))) == pytest.approx(
+        -near - 0.1 * far - 0.1 * (features_of_batch + near)
+    )
 
 
 @pytest.mark.parametrize(("decay", "alpha"), [(0.0, 1.0), (1.0, 1 / 6), (5.0, 6.0**-5)])
@@ -82,7 +99,9 @@ def test_bank_and_loss_are_those_of_loops(name, certain):
     term = running(TERMS[name](neighbours=3, certain=certain), target)
     weights = [1.0] * len(target)
     if certain:
-        weights = divide_by_mean(certainty_weights(target.posterior_probs), torch.ones(len(target))).tolist()
+        weights = divide_by_mean(
+            certainty_weights(target.posterior_probs), torch.ones(len(target))
+        ).tolist()
     bank = oracle.Bank(target.features.tolist(), target.probs.tolist())
     for samples in (SAMPLES, torch.tensor([8, 2, 39, 17])):
         batch = step(term, target, samples)
@@ -90,7 +109,9 @@ def test_bank_and_loss_are_those_of_loops(name, certain):
         expected = {
             "lsc": oracle.lsc(bank, samples.tolist(), 3, weights),
             "nrc": oracle.nrc(bank, samples.tolist(), 3, 3, 0.1, weights),
-            "aad": oracle.aad(bank, samples.tolist(), 3, 1 / 4, weights),  # α = (1 + 10 · 0.3)^−1
+            "aad": oracle.aad(
+                bank, samples.tolist(), 3, 1 / 4, weights
+            ),  # α = (1 + 10 · 0.3)^−1
         }
         assert float(term(batch).detach()) == pytest.approx(expected[name], rel=1e-6)
     assert not torch.allclose(term.probs, target.probs)
@@ -108,7 +129,16 @@ def test_derivative(name):
     term.look = lambda batch: near
 
     def loss(logits: Tensor) -> Tensor:
-        return term(Batch(plain.samples, plain.images, plain.features.detach(), logits, plain.done, plain.forward))
+        return term(
+            Batch(
+                plain.samples,
+                plain.images,
+                plain.features.detach(),
+                logits,
+                plain.done,
+                plain.forward,
+            )
+        )
 
     assert torch.autograd.gradcheck(loss, plain.logits.detach().requires_grad_())
     assert not term.probs.requires_grad
@@ -136,13 +166,16 @@ def test_processes_share_the_bank_and_take_one_step(name, cut):
 
     def work(runtime: Runtime) -> tuple[Tensor, Tensor, Tensor]:
         term = running(TERMS[name](), target, runtime=runtime)
-        own = order if runtime.world == 1 else (order[:cut], order[cut:])[runtime.rank]
-        batch = step(term, target, own)
+        features_of_batch = (
+            order if runtime.world == 1 else (order[:cut], order[cut:])[runtime.rank]
+        )
+        batch = step(term, target, features_of_batch)
         loss = term(batch)
         grads = torch.autograd.grad(loss, batch.forward.parameters)
         return loss.detach(), term.probs, torch.cat([g.flatten() for g in grads])
 
-    (loss, bank, gradient), parts = work(Runtime(torch.device("cpu"))), in_threads(2, work)
+    (loss, bank, gradient) = work(Runtime(torch.device("cpu")))
+    parts = in_threads(2, work)
     for part in parts:
         torch.testing.assert_close(part[0], loss)
         torch.testing.assert_close(part[1], bank)
@@ -158,7 +191,7 @@ def test_unknown_samples_do_not_count():
     bank.write(SAMPLES.tolist(), batch.features.tolist(), batch.probs.tolist())
     expected = oracle.aad(bank, SAMPLES[:3].tolist(), 3, 0.25, [1.0] * 40)
     assert float(term(batch).detach()) == pytest.approx(expected, rel=1e-6)
-    assert float(dispersion(batch.probs.detach(), torch.zeros(6), alone)) == 0
+    assert float(dispersion(term.context, batch.probs.detach(), torch.zeros(6))) == 0
 
 
 def test_neighbours_in_pieces(monkeypatch):
@@ -166,10 +199,15 @@ def test_neighbours_in_pieces(monkeypatch):
     bank = torch.nn.functional.normalize(torch.randn(50, 4), dim=1)
     rows = torch.randperm(50)[:7]
     whole = neighbours.nearest_in_bank(bank[rows], bank, 5, rows)
-    assert whole.tolist() == [oracle.nearest(bank[i].tolist(), bank.tolist(), 5, i) for i in rows.tolist()]
+    assert whole.tolist() == [
+        oracle.nearest(bank[i].tolist(), bank.tolist(), 5, i) for i in rows.tolist()
+    ]
     monkeypatch.setattr(neighbours, "SIMILARITIES", 100)
     assert torch.equal(neighbours.nearest_in_bank(bank[rows], bank, 5, rows), whole)
-    assert neighbours.nearest_in_bank(bank[:2], bank[:2], 5, torch.arange(2)).tolist() == [[1], [0]]
+    assert neighbours.nearest_in_bank(bank[:2], bank[:2], 5, torch.arange(2)).tolist() == [
+        [1],
+        [0],
+    ]
     assert neighbours.nearest_in_bank(bank[:0], bank, 5, rows[:0]).shape == (0, 5)
 
 

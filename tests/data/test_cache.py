@@ -22,8 +22,8 @@ def test_in_memory(two_classes, tmp_path, monkeypatch, assert_holds):
     assert store.device.type == "cpu"
     assert not (tmp_path / "unused").exists()
     index = torch.tensor([5, 5, 140])
-    assert torch.equal(store.batch(index), store.pixels[index])
-    assert torch.equal(store.batch(index, "cpu"), store.pixels[index])
+    assert torch.equal(store.batch(index), store.values[index])
+    assert torch.equal(store.batch(index, "cpu"), store.values[index])
 
 
 def test_kept_file_is_used_again(two_classes, tmp_path, decoded, assert_holds):
@@ -37,7 +37,7 @@ def test_kept_file_is_used_again(two_classes, tmp_path, decoded, assert_holds):
     copied = ImageData(two_classes).without_labels()  # labels are no part of the key
     assert open_store(copied, size=16, cache_dir=tmp_path / "cache").labels is None
     assert len(decoded) == 1
-    assert len(list((tmp_path / "cache").glob("*.pixels"))) == 1
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
     assert not list((tmp_path / "cache").glob("*.part"))
 
 
@@ -45,20 +45,21 @@ def test_other_settings_and_other_images_are_other_files(two_classes, tmp_path, 
     folder = tmp_path / "cache"
     data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
-    assert open_store(data, size=8, cache_dir=folder).pixels.shape[2] == 8
-    assert open_store(data, size=16, channels=1, cache_dir=folder).pixels.shape[1] == 1
+    assert open_store(data, size=8, cache_dir=folder).values.shape[2] == 8
+    assert open_store(data, size=16, channels=1, cache_dir=folder).values.shape[1] == 1
     open_store(data.subset(range(100)), size=16, cache_dir=folder)
     Image.fromarray(np.full((10, 12, 3), 7, np.uint8)).save(two_classes / "mug" / "003.png")
     store = open_store(data, size=16, cache_dir=folder)
     assert len(decoded) == 5
-    assert store.pixels[0].unique().tolist() == [7]
+    assert store.values[0].unique().tolist() == [7]
 
 
 def test_strict_holds_for_kept_files_too(two_classes, tmp_path):
     folder = tmp_path / "cache"
     with pytest.raises(UnreadableImage, match="001"):
         open_store(ImageData(two_classes, strict=True), size=16, cache_dir=folder)
-    assert not list(folder.glob("*.p*"))
+    assert not list(folder.glob("*.npy"))
+    assert not list(folder.glob(".*"))
     open_store(ImageData(two_classes), size=16, cache_dir=folder)
     with pytest.raises(UnreadableImage, match="001"):
         open_store(ImageData(two_classes, strict=True), size=16, cache_dir=folder)
@@ -71,8 +72,10 @@ def test_mapped_from_the_disk(two_classes, tmp_path, monkeypatch, decoded, asser
     store = open_store(data, size=16)
     assert_holds(store, data)
     index = torch.tensor([3, 147, 3])
-    assert torch.equal(store.batch(index), torch.stack([store.pixels[i] for i in index.tolist()]))
-    (file,) = (tmp_path / "big").glob("*.pixels")
+    assert torch.equal(
+        store.batch(index), torch.stack([store.values[i] for i in index.tolist()])
+    )
+    (file,) = (tmp_path / "big").glob("*.npy")
     assert str(file) in Path("/proc/self/maps").read_text()
     assert_holds(open_store(data, size=16), data)
     assert len(decoded) == 1
@@ -81,12 +84,17 @@ def test_mapped_from_the_disk(two_classes, tmp_path, monkeypatch, decoded, asser
 
 
 def test_where_pixels_go(monkeypatch):
-    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    gpu = torch.device("cuda", 0)
+    cpu = torch.device("cpu")
     monkeypatch.setattr(memory, "free_host_memory", lambda: 2000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9999))
     places = [memory.choose_place(size, gpu, 0.5) for size in (500, 501, 512, 513, 1000, 1001)]
     assert places == ["device", "pinned", "pinned", "host", "host", "disk"]
-    assert [memory.choose_place(size, cpu, 0.5) for size in (500, 1000, 1001)] == ["host", "host", "disk"]
+    assert [memory.choose_place(size, cpu, 0.5) for size in (500, 1000, 1001)] == [
+        "host",
+        "host",
+        "disk",
+    ]
 
 
 def test_free_memory_heeds_the_container(tmp_path):
@@ -105,7 +113,7 @@ def test_arrays_are_stored_too(tmp_path, decoded):
     data = ImageData(images, labels=np.arange(100) % 3)
     for options in ({}, {"cache_dir": tmp_path}, {"cache_dir": tmp_path}):
         store = open_store(data, size=8, channels=1, **options)
-        assert (store.pixels[:, 0].numpy() == images).all()
+        assert (store.values[:, 0].numpy() == images).all()
         assert store.paths is None
     assert len(decoded) == 2
 
@@ -126,7 +134,7 @@ def test_on_a_gpu(two_classes, tmp_path, monkeypatch):
         for cache_dir in (tmp_path / "cache", tmp_path / "cache", None):
             store = open_store(data, size=16, device="cuda", cache_dir=cache_dir)
             assert (store.device.type == "cuda") == (place == "device")
-            assert store.pixels.is_pinned() == (place == "pinned")
+            assert store.values.is_pinned() == (place == "pinned")
             assert torch.equal(store.batch(index, "cuda").cpu(), expected)
             assert torch.equal(store.batch(index.cuda(), "cuda").cpu(), expected)
             assert store.batch(index, "cuda").device.type == "cuda"

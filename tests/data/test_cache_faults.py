@@ -1,6 +1,8 @@
 """Kept files that are damaged, disks that are full, and two builders at once: no half-written cache is ever used."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -21,33 +23,34 @@ def damaged(how: str, content: bytes, other: bytes) -> bytes:
     middle = len(content) // 2
     return {
         "empty": b"",
-        "cut in the prefix": content[:20],
-        "cut in the pixels": content[:middle],
-        "cut in the header": content[:-5],
+        "cut at the start": content[:20],
+        "cut in the middle": content[:middle],
+        "cut at the end": content[:-5],
         "longer": content + b"\0",
-        "no prefix": bytes(4096) + content[4096:],
+        "zeros at the start": bytes(64) + content[64:],
         "another magic": b"X" + content[1:],
-        "header flipped": content[:-30] + bytes([content[-30] ^ 1]) + content[-29:],
-        "pixel flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-        "huge header": content[:16] + b"\xff" * 8 + content[24:],
+        "bit flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
         "of other settings": other,
         "noise": os.urandom(len(content)),
     }[how]
 
 
-WAYS = "empty|cut in the prefix|cut in the pixels|cut in the header|longer|no prefix|another magic|header flipped"
-WAYS += "|pixel flipped|huge header|of other settings|noise"
+WAYS = "empty|cut at the start|cut in the middle|cut at the end|longer|zeros at the start|another magic|bit flipped"
+WAYS += "|of other settings|noise"
 
 
+@pytest.mark.parametrize("kind", ["npy", "json"])
 @pytest.mark.parametrize("place", ["host", "disk"])
-def test_a_damaged_file_is_built_anew(two_classes, tmp_path, decoded, monkeypatch, place, caplog, assert_holds):
+def test_a_damaged_file_is_built_anew(
+    two_classes, tmp_path, decoded, monkeypatch, place, kind, caplog, assert_holds
+):
     monkeypatch.setattr(cache, "choose_place", lambda *_: place)
     data = ImageData(two_classes)
     folder = tmp_path / "cache"
     open_store(data, size=8, cache_dir=tmp_path / "other")
-    (other,) = (tmp_path / "other").glob("*.pixels")
+    (other,) = (tmp_path / "other").glob(f"*.{kind}")
     open_store(data, size=16, cache_dir=folder)
-    (file,) = folder.glob("*.pixels")
+    (file,) = folder.glob(f"*.{kind}")
     good = file.read_bytes()
     for how in WAYS.split("|"):
         before = len(decoded)
@@ -60,11 +63,26 @@ def test_a_damaged_file_is_built_anew(two_classes, tmp_path, decoded, monkeypatc
         assert file.read_bytes() == good, how
 
 
+@pytest.mark.parametrize("field", ["skipped", "checksums"])
+def test_a_header_that_someone_changed_is_not_believed(
+    two_classes, tmp_path, decoded, field, assert_holds
+):
+    """One skipped image less would shift every label after it."""
+    data = ImageData(two_classes)
+    open_store(data, size=16, cache_dir=tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    header = json.loads(file.read_text())
+    header["content"][field][0] = [0, "broken"] if field == "skipped" else 0
+    file.write_text(json.dumps(header))
+    assert_holds(open_store(data, size=16, cache_dir=tmp_path), data)
+    assert len(decoded) == 2
+
+
 def test_a_killed_build_leaves_nothing_that_stays(two_classes, tmp_path, decoded, assert_holds):
     folder = tmp_path / "cache"
     data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
-    (file,) = folder.glob("*.pixels")
+    (file,) = folder.glob("*.npy")
     half = folder / f".{file.name}.abc.part"
     half.write_bytes(file.read_bytes()[:5000])
     file.unlink()
@@ -75,9 +93,10 @@ def test_a_killed_build_leaves_nothing_that_stays(two_classes, tmp_path, decoded
 
 def test_a_link_is_not_followed_but_replaced(two_classes, tmp_path, decoded, assert_holds):
     """Not even to a whole file of the same images: in a folder that others write to, nobody says where it leads."""
-    folder, data = tmp_path / "cache", ImageData(two_classes)
+    folder = tmp_path / "cache"
+    data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
-    (file,) = folder.glob("*.pixels")
+    (file,) = folder.glob("*.npy")
     outside = file.rename(tmp_path / "outside")
     before = outside.read_bytes()
     file.symlink_to(outside)
@@ -88,7 +107,7 @@ def test_a_link_is_not_followed_but_replaced(two_classes, tmp_path, decoded, ass
 
 
 def test_too_little_space_is_seen_before_the_work(two_classes, tmp_path, monkeypatch, decoded):
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(
         OSError, match=r"cannot write the image cache: No space left .* choose another folder"
     ) as caught:
@@ -111,10 +130,15 @@ def test_a_disk_that_fills_up_leaves_no_half_file(two_classes, tmp_path):
             print(error)
     """
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "cannot write the image cache: File too large; free some space" in result.stdout
-    assert not list((tmp_path / "cache").glob("*.p*"))
+    assert not list((tmp_path / "cache").glob("*.npy"))
+    assert not list((tmp_path / "cache").glob(".*"))
 
 
 def test_a_folder_that_cannot_be_written(two_classes, tmp_path):
@@ -128,7 +152,8 @@ def test_two_builders_at_once(two_classes, tmp_path, monkeypatch, locks):
     """Two threads stand in for two processes: the lock is one of open files, not of processes."""
     data = ImageData(two_classes)
     expected = open_store(data, size=16)
-    building, together = [], threading.Barrier(2)
+    building = []
+    together = threading.Barrier(2)
     real = cache.stream
 
     def slow(*args, **options):
@@ -146,9 +171,14 @@ def test_two_builders_at_once(two_classes, tmp_path, monkeypatch, locks):
     if not locks:
         monkeypatch.setattr("fcntl.flock", refuse)
     with ThreadPoolExecutor(2) as pool:
-        stores = list(pool.map(lambda _: open_store(data, size=16, cache_dir=tmp_path / "cache"), range(2)))
+        stores = list(
+            pool.map(
+                lambda _: open_store(data, size=16, cache_dir=tmp_path / "cache"), range(2)
+            )
+        )
     for store in stores:
-        assert torch.equal(store.pixels, expected.pixels)
-        assert torch.equal(store.kept, expected.kept)
+        assert torch.equal(store.values, expected.values)
+        assert torch.equal(store.positions, expected.positions)
     assert len(building) == (1 if locks else 2)
-    assert len(list((tmp_path / "cache").glob("*.p*"))) == 1
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+    assert not list((tmp_path / "cache").glob(".*"))

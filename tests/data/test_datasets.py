@@ -15,7 +15,9 @@ class Counted(Dataset):
     """Items (image, label); counts how often it is asked."""
 
     def __init__(self, images, labels):
-        self.images, self.answers, self.asked = images, labels, 0
+        self.images = images
+        self.answers = labels
+        self.asked = 0
 
     def __len__(self):
         return len(self.images)
@@ -34,7 +36,10 @@ def test_torch_datasets(make_picture):
         Counted([image / 255 for image in chw], torch.tensor([1, 0, 1, 2])),
         TensorDataset(torch.stack(chw), torch.tensor([1, 0, 1, 2])),
         [(image, label) for image, label in zip(images, [1, 0, 1, 2], strict=True)],
-        [{"image": image, "label": label} for image, label in zip(images, [1, 0, 1, 2], strict=True)],
+        [
+            {"image": image, "label": label}
+            for image, label in zip(images, [1, 0, 1, 2], strict=True)
+        ],
     ]
     for dataset in kinds:
         data = ImageData(dataset)
@@ -63,7 +68,7 @@ def test_targets_spare_the_decoding(make_picture):
 def test_labels_of_minus_one_mean_none(make_picture):
     dataset = Counted([make_picture(0)] * 2, [-1, -1])
     assert ImageData(dataset).labels is None
-    with pytest.raises(DataError, match="negative label"):
+    with pytest.raises(DataError, match="labels from -1"):
         ImageData(Counted([make_picture(0)] * 2, [-1, 0]))
 
 
@@ -74,7 +79,17 @@ def test_torchvision_image_folder_is_read_from_its_files(class_folder):
     data = ImageData(ImageFolder(str(class_folder)))
     assert data.paths is not None
     assert data.classes == ("Bike", "apple", "cat")  # its own order, and labels to match
-    assert data.match_classes(["apple", "Bike", "cat"]).labels.tolist() == [1, 1, 1, 0, 0, 0, 2, 2, 2]
+    assert data.match_classes(["apple", "Bike", "cat"]).labels.tolist() == [
+        1,
+        1,
+        1,
+        0,
+        0,
+        0,
+        2,
+        2,
+        2,
+    ]
     transformed = ImageData(ImageFolder(str(class_folder), transform=ToTensor()))
     assert transformed.paths is None
     assert (transformed.load(5) == data.load(5)).all()
@@ -91,7 +106,7 @@ def test_bad_datasets(make_picture):
     with pytest.raises(DataError, match="dict"):
         ImageData({"train": []})
 
-    with pytest.raises(DataError, match="item 1 has no label"):
+    with pytest.raises(DataError, match="1 of its 2 images have a label"):
         ImageData([(make_picture(0), 1), make_picture(1)])
 
 

@@ -48,8 +48,11 @@ def test_a_camera_folder_is_unlabelled_by_itself_if_no_name_is_a_class(camera, c
             "DCIM: none of its folders or labels (100CANON, 101CANON) is named as a class of the model (mug, pen): "
             "taken as unlabelled"
         ]
-    assert data.for_model(["101CANON", "100canon"], open_set=True).labels.tolist() == [2, 0]  # one name is a class
-    with pytest.raises(DataError, match="class names must have the case"):
+    assert data.for_model(["101CANON", "100canon"], open_set=True).labels.tolist() == [
+        2,
+        0,
+    ]  # one name is a class
+    with pytest.raises(DataError, match="upper and lower case differ"):
         data.for_model(["101canon", "100canon"])
     numbers = usfan.ImageData(np.zeros((2, 8, 8), np.uint8), labels=[0, 1])
     assert numbers.for_model(["mug", "pen"]).labels.tolist() == [0, 1]  # numbers go by position
@@ -94,7 +97,12 @@ def test_a_table_without_a_path_in_a_line(camera):
         usfan.ImageData(camera / "list.csv")
 
 
-PIXELS = torch.arange(7 * 3 * 28 * 28, dtype=torch.int64).remainder(251).to(torch.uint8).view(7, 3, 28, 28)
+PIXELS = (
+    torch.arange(7 * 3 * 28 * 28, dtype=torch.int64)
+    .remainder(251)
+    .to(torch.uint8)
+    .view(7, 3, 28, 28)
+)
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0])
 
 
@@ -112,11 +120,26 @@ class Streamed(IterableDataset):
         lambda: Streamed(),
         lambda: zip(PIXELS, LABELS, strict=True),
         lambda: ((PIXELS[i : i + 3], LABELS[i : i + 3]) for i in range(0, 7, 3)),
-        lambda: ((p.permute(1, 2, 0).numpy(), int(k)) for p, k in zip(PIXELS, LABELS, strict=True)),
+        lambda: (
+            (p.permute(1, 2, 0).numpy(), int(k)) for p, k in zip(PIXELS, LABELS, strict=True)
+        ),
         lambda: ({"image": p / 255, "label": k} for p, k in zip(PIXELS, LABELS, strict=True)),
-        lambda: ((Image.fromarray(p.permute(1, 2, 0).numpy()), k) for p, k in zip(PIXELS, LABELS, strict=True)),
+        lambda: (
+            (Image.fromarray(p.permute(1, 2, 0).numpy()), k)
+            for p, k in zip(PIXELS, LABELS, strict=True)
+        ),
     ],
-    ids=["loader", "shuffled", "iterable", "stream", "zip", "batches", "arrays", "dicts", "pictures"],
+    ids=[
+        "loader",
+        "shuffled",
+        "iterable",
+        "stream",
+        "zip",
+        "batches",
+        "arrays",
+        "dicts",
+        "pictures",
+    ],
 )
 def test_loaders_and_generators_with_labels(make):
     data = usfan.ImageData(make())
@@ -128,9 +151,15 @@ def test_loaders_and_generators_without_labels():
     model = tiny_model("lenet")
     grey = PIXELS[:, 0]
     expected = model.predict(grey).probs
-    some = DataLoader(TensorDataset(grey[:, None]), batch_size=2, sampler=SubsetRandomSampler([4]))
+    some = DataLoader(
+        TensorDataset(grey[:, None]), batch_size=2, sampler=SubsetRandomSampler([4])
+    )
     torch.testing.assert_close(model.predict(some).probs, expected[4:5])
-    for source in (DataLoader(TensorDataset(grey[:, None]), batch_size=2), (p for p in grey), iter(grey[:, None])):
+    for source in (
+        DataLoader(TensorDataset(grey[:, None]), batch_size=2),
+        (p for p in grey),
+        iter(grey[:, None]),
+    ):
         assert torch.equal(model.predict(source).probs, expected)
 
 
@@ -215,6 +244,8 @@ def test_a_class_folder_whose_name_is_not_utf8(tmp_path, make_picture):
         folder = os.path.join(os.fsencode(tmp_path), name)
         os.mkdir(folder)
         Image.fromarray(make_picture(0)).save(os.path.join(os.fsdecode(folder), "a.png"))
-    with pytest.raises(DataError, match=r"a class whose name is not UTF-8 \('caf\\xe9'\): rename its folder"):
+    with pytest.raises(
+        DataError, match=r"a class whose name is not UTF-8 \('caf\\xe9'\): rename its folder"
+    ):
         usfan.ImageData(tmp_path)
     assert len(usfan.ImageData(tmp_path, unlabelled=True)) == 2

@@ -24,7 +24,8 @@ class Table:
     """Columns, typed features, rows as dicts: what `datasets.Dataset` offers."""
 
     def __init__(self, features, **columns):
-        self.features, self.columns = features, columns
+        self.features = features
+        self.columns = columns
         self.column_names = list(columns)
 
     def __len__(self):
@@ -45,7 +46,11 @@ def file_bytes(image: np.ndarray) -> bytes:
 def test_image_and_label_columns(make_picture):
     images = [make_picture(i) for i in range(3)]
     pictures = [Image.fromarray(image) for image in images]
-    features = {"id": feature("Value"), "photo": feature("Image"), "kind": ClassLabel(["mug", "pen"])}
+    features = {
+        "id": feature("Value"),
+        "photo": feature("Image"),
+        "kind": ClassLabel(["mug", "pen"]),
+    }
     data = ImageData(Table(features, id=[7, 8, 9], photo=pictures, kind=[1, 0, 1]), name="hub")
     assert data.classes == ("mug", "pen")
     assert data.labels.tolist() == [1, 0, 1]
@@ -58,7 +63,10 @@ def test_undecoded_images_and_unlabelled_splits(make_picture):
     raw = [{"bytes": file_bytes(image), "path": None} for image in images]
     raw[1]["bytes"] = raw[1]["bytes"][:60]
     data = ImageData(
-        Table({"image": feature("Image"), "label": ClassLabel(["a"])}, image=raw, label=[-1] * 3), name="hub"
+        Table(
+            {"image": feature("Image"), "label": ClassLabel(["a"])}, image=raw, label=[-1] * 3
+        ),
+        name="hub",
     )
     assert data.labels is None
     assert (data.load(0).numpy() == images[0].transpose(2, 0, 1)).all()

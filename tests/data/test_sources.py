@@ -26,7 +26,9 @@ def test_class_folder(class_folder):
 
 def test_nested_hidden_and_empty_folders(class_folder):
     (class_folder / "cat" / "more" / "deep").mkdir(parents=True)
-    shutil.copy(class_folder / "cat" / "0.jpg", class_folder / "cat" / "more" / "deep" / "x.JPEG")
+    shutil.copy(
+        class_folder / "cat" / "0.jpg", class_folder / "cat" / "more" / "deep" / "x.JPEG"
+    )
     (class_folder / ".hidden").mkdir()
     shutil.copy(class_folder / "cat" / "0.jpg", class_folder / ".hidden" / "x.jpg")
     shutil.copy(class_folder / "cat" / "0.jpg", class_folder / "cat" / "._x.jpg")
@@ -61,7 +63,7 @@ def test_classes_fix_the_order(class_folder):
     data = ImageData(class_folder, classes=["cat", "dog", "apple", "Bike"])
     assert data.classes == ("cat", "dog", "apple", "Bike")
     assert data.labels.tolist() == [2, 2, 2, 3, 3, 3, 0, 0, 0]
-    with pytest.raises(DataError, match=r"1 class not among the classes given \(cat\)"):
+    with pytest.raises(DataError, match=r"1 class \(cat\) not among the classes given"):
         ImageData(class_folder, classes=["apple", "Bike"])
     with pytest.raises(DataError, match="more than once"):
         ImageData(class_folder, classes=["apple", "Bike", "cat", "cat"])
@@ -80,7 +82,9 @@ def test_bad_folders(tmp_path, class_folder):
     with pytest.raises(DataError, match="no such folder, image or list file"):
         ImageData(tmp_path / "nowhere")
     shutil.copy(class_folder / "cat" / "0.jpg", class_folder / "stray.jpg")
-    with pytest.raises(DataError, match=r"1 images \(such as stray.jpg\) beside 3 class folders"):
+    with pytest.raises(
+        DataError, match=r"1 images \(such as stray.jpg\) beside 3 class folders"
+    ):
         ImageData(class_folder)
     assert len(ImageData(class_folder, unlabelled=True)) == 10
     with pytest.raises(DataError, match="labels= goes with"):
@@ -94,7 +98,9 @@ def test_arrays(make_picture, as_tensor, layout, dtype):
     images = np.stack([make_picture(i) for i in range(4)])
     given = images if dtype == "uint8" else (images / 255).astype(dtype)
     given = given if layout == "NHWC" else given.transpose(0, 3, 1, 2)
-    data = ImageData(torch.from_numpy(given.copy()) if as_tensor else given, labels=[0, 2, 1, 2])
+    data = ImageData(
+        torch.from_numpy(given.copy()) if as_tensor else given, labels=[0, 2, 1, 2]
+    )
     assert (data.load(2).numpy() == images[2].transpose(2, 0, 1)).all()
     assert data.classes == ("0", "1", "2")
     assert data.paths is None
@@ -111,8 +117,13 @@ def test_grey_arrays(make_picture):
 
 
 def test_an_array_and_its_labels_as_a_pair():
-    images, labels = np.zeros((4, 8, 8), np.uint8), torch.tensor([0, 1, 1, 2])
-    for data in (ImageData((images, labels)), ImageData((images, labels.tolist())), ImageData(images, labels)):
+    images = np.zeros((4, 8, 8), np.uint8)
+    labels = torch.tensor([0, 1, 1, 2])
+    for data in (
+        ImageData((images, labels)),
+        ImageData((images, labels.tolist())),
+        ImageData(images, labels),
+    ):
         assert (len(data), data.labels.tolist()) == (4, [0, 1, 1, 2])
     assert len(ImageData((images[0], images[1]))) == 2  # two pictures
     with pytest.raises(DataError, match="4 images but 3 labels"):
@@ -126,20 +137,23 @@ def test_named_labels_of_arrays():
     data = ImageData(images, labels=["b", "A", "c", "A"])
     assert data.classes == ("A", "b", "c")
     assert data.labels.tolist() == [1, 0, 2, 0]
-    assert ImageData(images, labels=torch.tensor([0, 1, 1, 0]), classes=["x", "y"]).classes == ("x", "y")
+    assert ImageData(images, labels=torch.tensor([0, 1, 1, 0]), classes=["x", "y"]).classes == (
+        "x",
+        "y",
+    )
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
         (np.zeros((3, 8, 8), np.uint8), [0, 1], "3 images but 2 labels"),
-        (np.zeros((3, 8, 8), np.uint8), [0, -1, 1], "negative label"),
+        (np.zeros((3, 8, 8), np.uint8), [0, -1, 1], "labels from -1 to 1"),
         (np.zeros((3, 8, 8), np.uint8), [0, 0.5, 1], "expected whole numbers"),
         (np.zeros((3, 8, 8), np.uint8), [[0], [1], [1]], "expected one label per image"),
         (np.zeros((3, 8, 8), np.uint8), 3, "expected one label per image"),
-        (np.zeros((3, 8, 8), np.uint8), [0, 1, 2**40], "must be below"),
-        (np.full((3, 8, 8), np.nan), None, "NaN"),
-        (np.full((3, 8, 8), np.inf, np.float32), None, "NaN or infinite"),
+        (np.zeros((3, 8, 8), np.uint8), [0, 1, 2**40], "expected numbers from 0"),
+        (np.full((3, 8, 8), np.nan), None, "floats from nan"),
+        (np.full((3, 8, 8), np.inf, np.float32), None, "floats from inf"),
         (np.full((3, 8, 8), 7.0), None, r"floats from 7 to 7: expected floats in \[0, 1\]"),
         (np.full((3, 8, 8), -0.5), None, r"floats from -0\.5"),
         (np.zeros((3, 8, 8), np.int64), None, "is int64: expected uint8"),
@@ -147,7 +161,7 @@ def test_named_labels_of_arrays():
         (np.zeros((8, 8, 3), np.uint8), None, "looks like one image"),
         (np.zeros((5, 8, 8, 4), np.uint8), None, "1 or 3 channels"),
         (np.zeros((0, 8, 8), np.uint8), None, "holds no images"),
-        (np.zeros((2, 0, 8), np.uint8), None, "without pixels"),
+        (np.zeros((2, 0, 8), np.uint8), None, "no pixels"),
     ],
 )
 def test_bad_arrays(images, labels, message):
@@ -193,7 +207,11 @@ def test_subset(class_folder):
     for bad in ([9], [-1], [], torch.ones(4, dtype=torch.bool)):
         with pytest.raises(DataError):
             data.subset(bad)
-    array = ImageData(np.arange(5, dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2)).subset([3, 1]).subset([1])
+    array = (
+        ImageData(np.arange(5, dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2))
+        .subset([3, 1])
+        .subset([1])
+    )
     assert array.load(0).unique().tolist() == [1]
     assert array.where(0) == "array[1]"
 
@@ -217,7 +235,9 @@ def test_fingerprint_follows_the_content(class_folder, tmp_path, make_picture):
     shutil.copytree(class_folder, copied)
     for file in class_folder.rglob("*.jpg"):  # the same files elsewhere, times and all
         status = file.stat()
-        os.utime(copied / file.relative_to(class_folder), ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.utime(
+            copied / file.relative_to(class_folder), ns=(status.st_atime_ns, status.st_mtime_ns)
+        )
     assert ImageData(copied).fingerprint() == first
     assert data.without_labels().fingerprint() == first
     assert data.subset(range(8)).fingerprint() != first
@@ -231,8 +251,14 @@ def test_fingerprint_follows_the_content(class_folder, tmp_path, make_picture):
     os.utime(class_folder / "cat" / "1.jpg", (1, 1))
     assert data.fingerprint() != first
     array = np.stack([make_picture(i) for i in range(3)])
-    assert ImageData(array).fingerprint() == ImageData(array.copy()).fingerprint() != ImageData(array[:2]).fingerprint()
+    assert (
+        ImageData(array).fingerprint()
+        == ImageData(array.copy()).fingerprint()
+        != ImageData(array[:2]).fingerprint()
+    )
     items = [Image.fromarray(image) for image in array]
     assert (
-        ImageData(items).fingerprint() == ImageData(list(items)).fingerprint() != ImageData(items[::-1]).fingerprint()
+        ImageData(items).fingerprint()
+        == ImageData(list(items)).fingerprint()
+        != ImageData(items[::-1]).fingerprint()
     )

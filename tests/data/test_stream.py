@@ -37,7 +37,11 @@ def photos(tmp_path, make_picture) -> Path:
 
 def gather(*args, **options):
     batches = list(stream(*args, **options))
-    return torch.cat([index for index, _ in batches]), torch.cat([pixels for _, pixels in batches]), batches
+    return (
+        torch.cat([index for index, _ in batches]),
+        torch.cat([pixels for _, pixels in batches]),
+        batches,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -45,15 +49,30 @@ def test_order_and_content(photos, workers):
     data = ImageData(photos)
     skipped: list[Skipped] = []
     seen: list[int] = []
-    options = {"size": 24, "batch_size": 10, "workers": workers, "skipped": skipped, "progress": seen.append}
+    options = {
+        "size": 24,
+        "batch_size": 10,
+        "workers": workers,
+        "skipped": skipped,
+        "progress": seen.append,
+    }
     index, pixels, batches = gather(data, **options)
     assert index.tolist() == [i for i in range(100) if i not in (5, 17, 18, 99)]
     assert [len(batch) for batch, _ in batches] == [10] * 9 + [6]
     expected = torch.stack([to_square(Image.open(data.paths[i]), 24) for i in index.tolist()])
     assert torch.equal(pixels, expected)
     assert pixels.dtype == torch.uint8
-    assert [os.path.basename(entry.path) for entry in skipped] == ["005.jpg", "017.jpg", "018.jpg", "099.jpg"]
-    assert [entry.reason for entry in skipped][:3] == ["truncated", "not an image of a known format", "empty file"]
+    assert [os.path.basename(entry.path) for entry in skipped] == [
+        "005.jpg",
+        "017.jpg",
+        "018.jpg",
+        "099.jpg",
+    ]
+    assert [entry.reason for entry in skipped][:3] == [
+        "truncated",
+        "not an image of a known format",
+        "empty file",
+    ]
     assert sum(seen) == 100
     assert data.unreadable == {entry.path: entry.reason for entry in skipped}
 
@@ -61,7 +80,9 @@ def test_order_and_content(photos, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_indices_and_grey(photos, workers):
     data = ImageData(photos)
-    index, pixels, _ = gather(data, size=8, channels=1, workers=workers, indices=torch.tensor([40, 3, 5, 40]))
+    index, pixels, _ = gather(
+        data, size=8, channels=1, workers=workers, indices=torch.tensor([40, 3, 5, 40])
+    )
     assert index.tolist() == [40, 3, 40]
     assert pixels.shape == (3, 1, 8, 8)
     assert torch.equal(pixels[0], pixels[2])
@@ -77,7 +98,9 @@ def test_strict_names_the_file(photos, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_readable(photos, workers):
     data = ImageData(photos).subset([5, 17])
-    with pytest.raises(DataError, match=r"none of the 2 images of photos can be read: .*005\.jpg \(truncated\)"):
+    with pytest.raises(
+        DataError, match=r"none of the 2 images of photos can be read: .*005\.jpg \(truncated\)"
+    ):
         gather(data, size=8, workers=workers)
 
 
@@ -93,16 +116,23 @@ def test_arrays_and_datasets(make_picture):
     images = np.stack([make_picture(i, 16, 16) for i in range(40)])
     for data in (ImageData(images), ImageData(list(images))):
         for size, channels in ((16, 3), (16, 1), (9, 3)):
-            index, pixels, _ = gather(data, size=size, channels=channels, batch_size=16, indices=range(39, -1, -1))
+            index, pixels, _ = gather(
+                data, size=size, channels=channels, batch_size=16, indices=range(39, -1, -1)
+            )
             assert index.tolist() == list(range(39, -1, -1))
-            assert torch.equal(pixels[5], to_square(Image.fromarray(images[34]), size, channels))
+            assert torch.equal(
+                pixels[5], to_square(Image.fromarray(images[34]), size, channels)
+            )
     grey = ImageData(images[..., 0])
-    assert torch.equal(gather(grey, size=16, channels=1)[1][:, 0], torch.from_numpy(images[..., 0].copy()))
+    assert torch.equal(
+        gather(grey, size=16, channels=1)[1][:, 0], torch.from_numpy(images[..., 0].copy())
+    )
     assert torch.equal(gather(grey, size=16)[1][7], grey.load(7))
 
 
 def test_how_many_workers(photos, monkeypatch):
-    files, array = ImageData(photos), ImageData(np.zeros((500, 4, 4), np.uint8))
+    files = ImageData(photos)
+    array = ImageData(np.zeros((500, 4, 4), np.uint8))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert worker_count(files, 255, None) == 1  # with its limits on time and memory
     assert worker_count(files, 256, None) == 8
@@ -132,7 +162,10 @@ def test_bad_settings(photos, options):
 def test_report():
     assert report_skipped({}, 9) == []
     one = {"/a/mug/x.jpg": "truncated"}
-    assert report_skipped(one, 9) == ["cannot read /a/mug/x.jpg: truncated", "skipped 1 unreadable file of 9 images"]
+    assert report_skipped(one, 9) == [
+        "cannot read /a/mug/x.jpg: truncated",
+        "skipped 1 unreadable file of 9 images",
+    ]
     three = {f"/a/{n}\n.jpg": "empty file" for n in "xyz"}
     assert len(report_skipped(three, 9)) == 4
     cut = report_skipped(three, 9, most=2)
@@ -149,7 +182,9 @@ def started(monkeypatch) -> list[subprocess.Popen]:
     """The processes that a test starts."""
     found: list[subprocess.Popen] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: found.append(popen(*a, **k)) or found[-1])
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: found.append(popen(*a, **k)) or found[-1]
+    )
     return found
 
 
@@ -195,7 +230,9 @@ def test_a_file_that_kills_its_decoder_is_skipped_by_name(photos, monkeypatch, a
     monkeypatch.setattr(decoder_pool, "PATIENCE", 1.0 if "sleep" in action else 20.0)
     skipped: list[Skipped] = []
     index, pixels, _ = gather(ImageData(photos), size=12, workers=2, skipped=skipped)
-    assert [entry for entry in skipped if "042" in entry.path] == [Skipped(str(photos / "042.jpg"), reason)]
+    assert [entry for entry in skipped if "042" in entry.path] == [
+        Skipped(str(photos / "042.jpg"), reason)
+    ]
     assert len(index) == 95
     assert torch.equal(pixels[-1], to_square(Image.open(photos / "098.jpg"), 12))
 
@@ -223,9 +260,15 @@ def test_a_script_without_a_main_guard_works(photos, tmp_path):
         "from usfan.data.sources import ImageData\nfrom usfan.data.stream import stream\n"
         f"print(sum(len(i) for i, _ in stream(ImageData({str(photos)!r}), size=8, workers=2)))\n"
     )
-    (tmp_path / "json.py").write_text("raise SystemExit('a module of the working folder was taken')")
+    (tmp_path / "json.py").write_text(
+        "raise SystemExit('a module of the working folder was taken')"
+    )
     result = subprocess.run(
-        [sys.executable, "-P", "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "96", "")
 
@@ -246,6 +289,7 @@ def test_office31(shared_data):
     index, pixels, _ = gather(data, size=64, workers=2)
     assert index.tolist() == list(range(498))
     expected = [
-        np.asarray(decode_file(data.paths[i]).resize((64, 64), Image.Resampling.BILINEAR)) for i in (0, 250, 497)
+        np.asarray(decode_file(data.paths[i]).resize((64, 64), Image.Resampling.BILINEAR))
+        for i in (0, 250, 497)
     ]
     assert (pixels[[0, 250, 497]].permute(0, 2, 3, 1).numpy() == np.stack(expected)).all()

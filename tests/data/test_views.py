@@ -40,22 +40,31 @@ def test_integers_are_those_of_python(seed, epoch, stream):
 
 @pytest.mark.parametrize(("seed", "epoch"), KEYS)
 def test_crops_bit_for_bit(seed, epoch):
-    images, rows, samples = pixels(), torch.tensor([5, 0, 3, 3, 1]), torch.tensor([105, 100, 103, 7, 2**33])
+    images = pixels()
+    rows = torch.tensor([5, 0, 3, 3, 1])
+    samples = torch.tensor([105, 100, 103, 7, 2**33])
     found = crop_flip(images, rows, samples, 8, seed, epoch)
     pairs = zip(rows.tolist(), samples.tolist(), strict=True)
-    expected = torch.stack([drawn_views.crop_flip(images[r], 8, seed, epoch, s) for r, s in pairs])
+    expected = torch.stack(
+        [drawn_views.crop_flip(images[r], 8, seed, epoch, s) for r, s in pairs]
+    )
     assert found.dtype == torch.uint8
     assert torch.equal(found, expected)
-    assert torch.equal(train_view(images, rows, samples, SPEC, seed, epoch), normalise(expected, SPEC))
+    assert torch.equal(
+        train_view(images, rows, samples, SPEC, seed, epoch), normalise(expected, SPEC)
+    )
 
 
 @pytest.mark.parametrize("flips", [True, False])
 @pytest.mark.parametrize(("seed", "epoch"), KEYS[:2])
 def test_resized_crops(flips, seed, epoch):
     spec = InputSpec(1, 7, 11, (0.5,), (0.5,), "resized-crop-flip" if flips else "resized-crop")
-    images, samples = pixels(8, 1), torch.arange(20, 28)
+    images = pixels(8, 1)
+    samples = torch.arange(20, 28)
     found = resized_crop(images, samples, spec, seed, epoch)
-    for image, sample, view in zip(normalise(images, spec), samples.tolist(), found, strict=True):
+    for image, sample, view in zip(
+        normalise(images, spec), samples.tolist(), found, strict=True
+    ):
         expected = drawn_views.resized_crop(image, 7, seed, epoch, sample, flips=flips)
         torch.testing.assert_close(view.double(), expected, rtol=0, atol=2e-5)
     rows = torch.arange(8)
@@ -66,17 +75,21 @@ def test_resized_crops(flips, seed, epoch):
 @pytest.mark.parametrize("side", [14, 16])
 def test_shifts_and_turns(side, seed, epoch):
     spec = InputSpec(1, 14, 14, (0.5,), (0.5,), "shift-turn")
-    images, samples = pixels(8, 1, side), torch.arange(20, 28)
+    images = pixels(8, 1, side)
+    samples = torch.arange(20, 28)
     found = train_view(images, torch.arange(8), samples, spec, seed, epoch)
     low = (side - 14) // 2
     for image, sample, view in zip(images, samples.tolist(), found, strict=True):
-        moved = drawn_views.shift_turn(image, 14, seed, epoch, sample)[..., low : low + 14, low : low + 14]
+        moved = drawn_views.shift_turn(image, 14, seed, epoch, sample)[
+            ..., low : low + 14, low : low + 14
+        ]
         torch.testing.assert_close(view.double(), moved / 127.5 - 1, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("side", [8, 11])
 def test_centres_for_a_compiler_are_test_views(side):
-    images, rows = pixels(6, 3, side), torch.tensor([5, 0, 0])
+    images = pixels(6, 3, side)
+    rows = torch.tensor([5, 0, 0])
     mean, std = statistics(SPEC, images.device)
     for last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
         found = normalised_centres(images, rows, 8, mean, std, last)
@@ -92,16 +105,23 @@ def test_boxes_hold_60_to_100_percent():
         assert 0 <= top <= 1 - height + 1e-12
 
 
-@pytest.mark.parametrize("augment", ["crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none"])
+@pytest.mark.parametrize(
+    "augment", ["crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none"]
+)
 def test_a_view_does_not_depend_on_its_batch(augment):
     spec = InputSpec(3, 8, 11, SPEC.mean, SPEC.std, augment)
     images = pixels(10)
-    rows, samples = torch.arange(10), torch.arange(10) + 1000
+    rows = torch.arange(10)
+    samples = torch.arange(10) + 1000
     whole = train_view(images, rows, samples, spec, 5, 3)
     order = torch.randperm(10)
-    assert torch.equal(train_view(images, rows[order], samples[order], spec, 5, 3), whole[order])
+    assert torch.equal(
+        train_view(images, rows[order], samples[order], spec, 5, 3), whole[order]
+    )
     for i in range(10):
-        alone = train_view(images[i : i + 1], torch.zeros(1, dtype=torch.long), samples[i : i + 1], spec, 5, 3)
+        alone = train_view(
+            images[i : i + 1], torch.zeros(1, dtype=torch.long), samples[i : i + 1], spec, 5, 3
+        )
         assert torch.equal(alone[0], whole[i])
     if augment != "none":
         assert not torch.equal(train_view(images, rows, samples, spec, 5, 4), whole)
@@ -112,7 +132,9 @@ def test_a_view_does_not_depend_on_its_batch(augment):
 def test_draws_are_uniform_and_unrelated():
     """20,000 draws: the mean within 5 standard errors, chi-square of 33 crop places within 5 of its mean."""
     samples = torch.arange(20_000)
-    streams = [keyed_uniform(0, 0, samples, stream) for stream in range(3)] + [keyed_uniform(0, 1, samples, 0)]
+    streams = [keyed_uniform(0, 0, samples, stream) for stream in range(3)] + [
+        keyed_uniform(0, 1, samples, 0)
+    ]
     streams.append(keyed_uniform(1, 0, samples, 0))
     table = torch.stack(streams).double()
     assert (table.mean(dim=1) - 0.5).abs().max() < 5 * (1 / 12 / 20_000) ** 0.5
@@ -131,5 +153,7 @@ def test_test_view_is_the_centre(side, low):
     view = test_view(images, SPEC)
     assert view.shape == (2, 3, 8, 8)
     for c in range(3):
-        expected = (images[:, c, low : low + 8, low : low + 8].double() / 255 - SPEC.mean[c]) / SPEC.std[c]
+        expected = (
+            images[:, c, low : low + 8, low : low + 8].double() / 255 - SPEC.mean[c]
+        ) / SPEC.std[c]
         torch.testing.assert_close(view[:, c].double(), expected, rtol=0, atol=1e-5)

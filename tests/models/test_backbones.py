@@ -36,22 +36,36 @@ from usfan.models.small_backbones import SMALL_BACKBONES
 )
 def test_small_networks(name, features, channels, size):
     made = create_backbone(name)
-    model, width, spec = made.module, made.features, made.spec
+    model = made.module
+    width = made.features
+    spec = made.spec
     assert (width, spec.channels, spec.size, spec.resize) == (features, channels, size, size)
     assert len(spec.mean) == len(spec.std) == channels
     assert model.eval()(torch.zeros(2, channels, size, size)).shape == (2, features)
 
 
 def test_every_small_network_is_tested_above():
-    own = {name for name, kind in SMALL_BACKBONES.items() if kind.__module__ == "usfan.models.small_backbones"}
-    assert own == {"lenet", "digits-cnn", "dtn", "cnn13", "toy-mlp"}  # other tests may add networks of their own
+    own = {
+        name
+        for name, kind in SMALL_BACKBONES.items()
+        if kind.__module__ == "usfan.models.small_backbones"
+    }
+    assert own == {
+        "lenet",
+        "digits-cnn",
+        "dtn",
+        "cnn13",
+        "toy-mlp",
+    }  # other tests may add networks of their own
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "lenet", "resnet18"])
 def test_other_channels(name):
     channels = 1 if name == "resnet18" else 3
     made = create_backbone(name, "none", channels=channels)
-    model, width, spec = made.module, made.features, made.spec
+    model = made.module
+    width = made.features
+    spec = made.spec
     assert spec.channels == channels
     assert model.eval()(torch.zeros(1, channels, spec.size, spec.size)).shape == (1, width)
 
@@ -59,7 +73,9 @@ def test_other_channels(name):
 def test_timm_with_random_weights(caplog):
     with caplog.at_level(logging.WARNING):
         made = create_backbone("resnet18")
-        model, width, spec = made.module, made.features, made.spec
+        model = made.module
+        width = made.features
+        spec = made.spec
     assert "starts from random weights" in caplog.text
     assert "or --backbone tf_efficientnet_lite0, whose weights are installed" in caplog.text
     assert (width, spec.channels, spec.size, spec.resize) == (512, 3, 224, 256)
@@ -78,7 +94,9 @@ def test_an_unknown_name_suggests_near_ones(name):
         create_backbone(name)
 
 
-@pytest.mark.parametrize("name", ["qqqqqqqq", "", "hf_hub:timm/resnet18", "local-dir:/etc", "../x"])
+@pytest.mark.parametrize(
+    "name", ["qqqqqqqq", "", "hf_hub:timm/resnet18", "local-dir:/etc", "../x"]
+)
 def test_a_name_like_no_other(name):
     with pytest.raises(ConfigError, match="unknown backbone"):
         create_backbone(name)
@@ -92,7 +110,9 @@ def test_a_known_name_with_something_unknown_behind(name):
 
 def test_weights_that_would_have_to_be_downloaded(monkeypatch):
     monkeypatch.setattr("usfan.models.hub.reachable", lambda: True)
-    monkeypatch.setattr("timm.create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no such file")))
+    monkeypatch.setattr(
+        "timm.create_model", lambda *_, **__: (_ for _ in ()).throw(OSError("no such file"))
+    )
     with pytest.raises(ConfigError, match="pretrained weights are unavailable: no such file"):
         create_backbone("resnet18", "timm")
 
@@ -109,7 +129,9 @@ def no_network(monkeypatch, tmp_path):
 
 def test_without_a_network_it_takes_a_moment_and_one_line(no_network, caplog):
     started = time.monotonic()
-    with pytest.raises(ConfigError, match=r"the Hugging Face Hub cannot be reached .*--pretrained FILE") as raised:
+    with pytest.raises(
+        ConfigError, match=r"the Hugging Face Hub cannot be reached .*--pretrained FILE"
+    ) as raised:
         create_backbone("mobilenetv3_small_050", "timm")
     assert time.monotonic() - started < 20
     assert "\n" not in str(raised.value)
@@ -132,13 +154,18 @@ def test_auto_says_what_it_took(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: weights)
     assert resolve_pretrained("tf_efficientnet_lite0", "auto") == weights
     said = capsys.readouterr().err
-    assert said == "tf_efficientnet_lite0 starts from ImageNet weights, those of the installed package some_package\n"
+    assert (
+        said
+        == "tf_efficientnet_lite0 starts from ImageNet weights, those of the installed package some_package\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet18", "digits-cnn"])
 @pytest.mark.parametrize("pretrained", ["offline", "nowhere/weights.pth"])
 def test_no_such_weights(name, pretrained):
-    with pytest.raises(ConfigError, match=r"no offline weights|there are no weights|there is no file"):
+    with pytest.raises(
+        ConfigError, match=r"no offline weights|there are no weights|there is no file"
+    ):
         create_backbone(name, pretrained)
 
 
@@ -153,7 +180,8 @@ def published() -> dict[str, torch.Tensor]:
 def test_offline_weights_agree_with_the_network_they_were_published_for(published):
     """`oracles.efficientnet_lite` reads the file by its own names; the figures below are what it gave when written."""
     made = create_backbone("tf_efficientnet_lite0", "offline")
-    model, width = made.module, made.features
+    model = made.module
+    width = made.features
     with torch.no_grad():
         features = model.eval()(wave())
     expected, logits = features_and_logits(published, wave())
@@ -168,13 +196,17 @@ def test_offline_weights_agree_with_the_network_they_were_published_for(publishe
     assert {i: head[0, i].item() for i in recorded} == pytest.approx(recorded, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "size"), [("tf_efficientnet_lite1", 240), ("tf_efficientnet_lite2", 260)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("tf_efficientnet_lite1", 240), ("tf_efficientnet_lite2", 260)]
+)
 def test_larger_offline_weights_load(name, size):
     path = offline_weights(name)
     if path is None:
         pytest.skip("usfan[offline] is not installed")
     made = create_backbone(name)
-    model, width, spec = made.module, made.features, made.spec
+    model = made.module
+    width = made.features
+    spec = made.spec
     assert (width, spec.size) == (1280, size)
     stem = read_state(path)["_conv_stem.weight"]
     assert torch.equal(model.state_dict()["conv_stem.weight"], stem)
@@ -192,7 +224,9 @@ def test_weights_from_a_file(tmp_path, suffix, kind):
     if suffix == ".safetensors":
         save_file(given, path)
     elif kind == "nested":
-        torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in given.items()}}, path)
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{k}": v for k, v in given.items()}}, path
+        )
     else:
         torch.save(given, path)
     model = create_backbone("resnet18", str(path)).module
@@ -209,7 +243,8 @@ def test_weights_for_a_small_network(tmp_path):
 def test_a_file_that_does_not_fit(tmp_path):
     torch.save(create_backbone("lenet").module.state_dict(), tmp_path / "lenet.pth")
     with pytest.raises(
-        ConfigError, match=r"does not fit this backbone: no tensor of the right shape for conv1\.weight"
+        ConfigError,
+        match=r"does not fit this backbone: no tensor of the right shape for conv1\.weight",
     ):
         create_backbone("resnet18", str(tmp_path / "lenet.pth"))
 
@@ -227,7 +262,9 @@ class Harm:
 def test_a_pickle_with_code_is_refused(tmp_path):
     harm = tmp_path / "harm"
     torch.save({"weight": Harm(str(harm))}, tmp_path / "zip.pth")
-    torch.save({"weight": Harm(str(harm))}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"weight": Harm(str(harm))}, tmp_path / "old.pth", _use_new_zipfile_serialization=False
+    )
     for name in ("zip.pth", "old.pth"):
         with pytest.raises(ConfigError, match="that can be read safely") as caught:
             create_backbone("resnet18", str(tmp_path / name))

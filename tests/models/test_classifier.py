@@ -10,15 +10,25 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from usfan.errors import ConfigError
-from usfan.models.classifier import Classifier, batch_norms, copy_module, guess_head, wrap_module
+from usfan.models.classifier import (
+    Classifier,
+    batch_norms,
+    copy_module,
+    guess_head,
+    wrap_module,
+)
 
 
 class Net(nn.Module):
     """A hand-written network: two Linear layers, the last is `out.last`."""
 
-    def __init__(self, *, bias: bool = True, norm: str = "none", after: nn.Module | None = None) -> None:
+    def __init__(
+        self, *, bias: bool = True, norm: str = "none", after: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10), nn.ReLU()
+        )
         last: nn.Module = nn.Linear(10, 3, bias=bias)
         if norm == "new":
             last = weight_norm(last)
@@ -84,11 +94,17 @@ def test_learning_rates(head):
     names = {id(p): n for n, p in classifier.named_parameters()}
     slow, fast = ({names[id(p)] for p in by_scale[s]["params"]} for s in (0.1, 1.0))
     assert slow == {n for n in names.values() if n.startswith("backbone.")}
-    assert fast == {n for n in names.values() if n.startswith("bottleneck.") or (head and n.startswith("head."))}
+    assert fast == {
+        n
+        for n in names.values()
+        if n.startswith("bottleneck.") or (head and n.startswith("head."))
+    }
 
 
 def test_no_empty_group():
-    assert [g["lr_scale"] for g in small(bottleneck=0).parameter_groups(0.1, 0.5, head=False)] == [0.5]
+    assert [
+        g["lr_scale"] for g in small(bottleneck=0).parameter_groups(0.1, 0.5, head=False)
+    ] == [0.5]
 
 
 def test_batch_norms():
@@ -123,7 +139,9 @@ def test_wrapping(module, head, width):
     assert features.shape == (4, width)
     torch.testing.assert_close(logits, before)
     weight, bias = wrapped.head_tensors()
-    torch.testing.assert_close(nn.functional.linear(features, weight, bias), before, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        nn.functional.linear(features, weight, bias), before, rtol=1e-5, atol=1e-5
+    )
     groups = wrapped.parameter_groups(0.01, 0.1, head=False)
     assert [g["lr_scale"] for g in groups] == [0.1]
     assert not {id(p) for p in wrapped.head.parameters()} & {id(p) for p in groups[0]["params"]}
@@ -146,7 +164,8 @@ class ReadsTheWeight(Net):
     ],
 )
 def test_a_module_that_goes_on_after_the_layer_is_refused_and_left_whole(module):
-    module, batch = module(), images()
+    module = module()
+    batch = images()
     before = module(batch)
     with pytest.raises(ConfigError, match=r"does not end in 'out\.last'"):
         wrap_module(module, "out.last", batch)
@@ -156,10 +175,16 @@ def test_a_module_that_goes_on_after_the_layer_is_refused_and_left_whole(module)
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [("nowhere", "is not in the module"), ("out", "is a ModuleDict, not a Linear"), ("body.0", "is a Conv2d")],
+    [
+        ("nowhere", "is not in the module"),
+        ("out", "is a ModuleDict, not a Linear"),
+        ("body.0", "is a Conv2d"),
+    ],
 )
 def test_a_wrong_name_lists_the_right_ones(head, said):
-    with pytest.raises(ConfigError, match=rf"{said}.*its last Linear layers are: body\.3, out\.last"):
+    with pytest.raises(
+        ConfigError, match=rf"{said}.*its last Linear layers are: body\.3, out\.last"
+    ):
         wrap_module(Net(), head, images())
 
 

@@ -30,17 +30,27 @@ def largest(values: Sequence[float]) -> int:
 
 
 def nearest_centroid(
-    features: Rows, probs: Rows, *, threshold: int = 0, mask: Sequence[float] | None = None, rounds: int = 2
+    features: Rows,
+    probs: Rows,
+    *,
+    threshold: int = 0,
+    mask: Sequence[float] | None = None,
+    rounds: int = 2,
 ) -> list[int]:
     """SHOT's rule: soft centroids first, then hard ones; classes with too few samples are no candidates."""
-    phi, samples, classes = with_one(features), range(len(probs)), range(len(probs[0]))
+    phi = with_one(features)
+    samples = range(len(probs))
+    classes = range(len(probs[0]))
     keep = list(mask) if mask is not None else [1.0] * len(probs)
     counts = [sum(keep[i] for i in samples if largest(probs[i]) == k) for k in classes]
     candidates = [k for k in classes if counts[k] > threshold]
     labels = [largest(row) for row in probs]
     share = [[p * keep[i] for p in probs[i]] for i in samples]
     for _ in range(rounds if candidates else 0):
-        means = {k: unit([sum(share[i][k] * phi[i][d] for i in samples) for d in range(len(phi[0]))]) for k in classes}
+        means = {
+            k: unit([sum(share[i][k] * phi[i][d] for i in samples) for d in range(len(phi[0]))])
+            for k in classes
+        }
         labels = [max(candidates, key=lambda k: dot(phi[i], means[k])) for i in samples]
         share = [[keep[i] * (labels[i] == k) for k in classes] for i in samples]
     return labels
@@ -51,40 +61,20 @@ def neighbours(features: Rows, count: int) -> list[list[tuple[int, float]]]:
     phi = with_one(features)
     result = []
     for i, row in enumerate(phi):
-        others = sorted(((dot(row, phi[j]), j) for j in range(len(phi)) if j != i), reverse=True)
+        others = sorted(
+            ((dot(row, phi[j]), j) for j in range(len(phi)) if j != i), reverse=True
+        )
         result.append([(j, max(0.0, s)) for s, j in others[:count]])
     return result
 
 
-def mixed(links: list[list[tuple[int, float]]], probs: Rows, certainty: Sequence[float]) -> list[list[float]]:
-    """q_i = Σ_j s_ij w_j p_j / Σ_j s_ij w_j."""
-    result = []
-    for near in links:
-        total = sum(s * certainty[j] for j, s in near)
-        result.append([sum(s * certainty[j] * probs[j][k] for j, s in near) / total for k in range(len(probs[0]))])
-    return result
-
-
-def propagated(
-    links: list[list[tuple[int, float]]], probs: Rows, certainty: Sequence[float], alpha: float, steps: int
-) -> list[list[float]]:
-    """F ← α S F + (1 − α) Y, links of strength s³."""
-    classes = range(len(probs[0]))
-    seeds = [[w * p for p in row] for w, row in zip(certainty, probs, strict=True)]
-    spread = seeds
-    for _ in range(steps):
-        after = []
-        for i, near in enumerate(links):
-            total = sum(s**3 for _, s in near)
-            row = [sum(s**3 / total * spread[j][k] for j, s in near) for k in classes]
-            after.append([alpha * row[k] + (1 - alpha) * seeds[i][k] for k in classes])
-        spread = after
-    return [[v / sum(row) for v in row] for row in spread]
-
-
 def shrunk_covariance(groups: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Ledoit and Wolf's covariance of weighted residuals N × D, as their paper has it: one sample at a time."""
-    rows = [(float(w), x) for residuals, weights in groups for x, w in zip(residuals, weights, strict=True)]
+    rows = [
+        (float(w), x)
+        for residuals, weights in groups
+        for x, w in zip(residuals, weights, strict=True)
+    ]
     total = sum(w for w, _ in rows)
     plain = sum(w * torch.outer(x, x) for w, x in rows) / total
     D = len(plain)

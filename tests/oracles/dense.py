@@ -22,12 +22,17 @@ def extended(features: Tensor, bias: bool = True) -> Tensor:
 
 def parameters(weight: Tensor, bias: Tensor | None) -> Tensor:
     """θ, K × D'."""
-    return weight.double() if bias is None else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
+    return (
+        weight.double()
+        if bias is None
+        else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
+    )
 
 
 def factors(features: Tensor, logits: Tensor, bias: bool = True) -> tuple[Tensor, Tensor]:
     """A = N⁻¹ Σ φφᵀ and B = Σ (diag(p) − ppᵀ), summed sample by sample."""
-    phis, probs = extended(features, bias), logits.double().softmax(dim=1)
+    phis = extended(features, bias)
+    probs = logits.double().softmax(dim=1)
     a = sum(torch.outer(phi, phi) for phi in phis) / len(phis)
     b = sum(torch.diag(p) - torch.outer(p, p) for p in probs)
     return a, b
@@ -53,25 +58,38 @@ def precision(a: Tensor, b: Tensor, delta: float, damping: str = "exact") -> Ten
 
 def logit_variance(phis: Tensor, covariance: Tensor, classes: int) -> Tensor:
     """J Σ Jᵀ with J = I ⊗ φᵀ, B × K × K."""
-    jacobians = torch.stack([torch.kron(torch.eye(classes, dtype=torch.float64), phi[None, :]) for phi in phis])
+    jacobians = torch.stack(
+        [torch.kron(torch.eye(classes, dtype=torch.float64), phi[None, :]) for phi in phis]
+    )
     return jacobians @ covariance @ jacobians.mT
 
 
 def log_evidence(hessian_of_data: Tensor, theta: Tensor, delta: float) -> float:
     """log p(D | δ) − log p(D | θ): the prior's density at θ, times the volume of the posterior, by log-determinant."""
     size = theta.numel()
-    log_prior = 0.5 * size * math.log(delta / (2 * math.pi)) - 0.5 * delta * float(theta.square().sum())
-    sign, log_det = torch.linalg.slogdet(hessian_of_data + delta * torch.eye(size, dtype=torch.float64))
+    log_prior = 0.5 * size * math.log(delta / (2 * math.pi)) - 0.5 * delta * float(
+        theta.square().sum()
+    )
+    sign, log_det = torch.linalg.slogdet(
+        hessian_of_data + delta * torch.eye(size, dtype=torch.float64)
+    )
     if sign <= 0:
         raise ArithmeticError("the precision of the posterior is not positive definite")
     return log_prior + 0.5 * size * math.log(2 * math.pi) - 0.5 * float(log_det)
 
 
 def theta_predictive(
-    theta: Tensor, precision: Tensor, phis: Tensor, temperature: float, samples: int, generator: torch.Generator
+    theta: Tensor,
+    precision: Tensor,
+    phis: Tensor,
+    temperature: float,
+    samples: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """softmax(θ_m φ / τ) for M draws θ_m ~ N(θ, H⁻¹) of all the weights, M × B × K."""
     factor = torch.linalg.cholesky(precision)
     noise = torch.randn(theta.numel(), samples, generator=generator, dtype=torch.float64)
-    moved = torch.linalg.solve_triangular(factor.mT, noise, upper=True).T.reshape(samples, *theta.shape)
+    moved = torch.linalg.solve_triangular(factor.mT, noise, upper=True).T.reshape(
+        samples, *theta.shape
+    )
     return (torch.einsum("mkd,bd->mbk", theta + moved, phis) / temperature).softmax(dim=-1)

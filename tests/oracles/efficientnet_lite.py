@@ -15,10 +15,17 @@ def features_and_logits(state: dict[str, Tensor], images: Tensor) -> tuple[Tenso
     s = {name: value.double() for name, value in state.items()}
     x = relu6(norm(s, "_bn0", same_conv(images.double(), s["_conv_stem.weight"], 2)))
     for number, stride in enumerate(STRIDES):
-        block, before = f"_blocks.{number}.", x
+        block = f"_blocks.{number}."
+        before = x
         if block + "_expand_conv.weight" in s:
             x = relu6(norm(s, block + "_bn0", conv2d(x, s[block + "_expand_conv.weight"])))
-        x = relu6(norm(s, block + "_bn1", same_conv(x, s[block + "_depthwise_conv.weight"], stride, x.shape[1])))
+        x = relu6(
+            norm(
+                s,
+                block + "_bn1",
+                same_conv(x, s[block + "_depthwise_conv.weight"], stride, x.shape[1]),
+            )
+        )
         x = norm(s, block + "_bn2", conv2d(x, s[block + "_project_conv.weight"]))
         if x.shape == before.shape:
             x = x + before
@@ -27,14 +34,17 @@ def features_and_logits(state: dict[str, Tensor], images: Tensor) -> tuple[Tenso
 
 
 def norm(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    mean, var, weight, bias = (state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+    mean, var, weight, bias = (
+        state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+    )
     return batch_norm(x, mean, var, weight, bias, eps=1e-3)
 
 
 def same_conv(x: Tensor, weight: Tensor, stride: int, groups: int = 1) -> Tensor:
     """TensorFlow's "same" padding: the odd pixel goes to the right and below."""
     room = max((-(-x.shape[-1] // stride) - 1) * stride + weight.shape[-1] - x.shape[-1], 0)
-    before, after = room // 2, room - room // 2
+    before = room // 2
+    after = room - room // 2
     return conv2d(pad(x, [before, after, before, after]), weight, stride=stride, groups=groups)
 
 

@@ -21,11 +21,13 @@ class Bank:
     """Rows that are written by hand."""
 
     def __init__(self, features: Rows, probs: Rows) -> None:
-        self.features, self.probs = [list(row) for row in features], [list(row) for row in probs]
+        self.features = [list(row) for row in features]
+        self.probs = [list(row) for row in probs]
 
     def write(self, samples: Sequence[int], features: Rows, probs: Rows) -> None:
         for sample, row, p in zip(samples, features, probs, strict=True):
-            self.features[sample], self.probs[sample] = list(row), list(p)
+            self.features[sample] = list(row)
+            self.probs[sample] = list(p)
 
     def near(self, sample: int, k: int) -> list[int]:
         return nearest(self.features[sample], self.features, k, sample)
@@ -34,23 +36,39 @@ class Bank:
 def lsc(bank: Bank, samples: Sequence[int], k: int, weights: Sequence[float]) -> float:
     losses = []
     for i in samples:
-        losses.append(-sum(weights[j] * math.log(dot(bank.probs[i], bank.probs[j]) + EPSILON) for j in bank.near(i, k)))
+        losses.append(
+            -sum(
+                weights[j] * math.log(dot(bank.probs[i], bank.probs[j]) + EPSILON)
+                for j in bank.near(i, k)
+            )
+        )
     return sum(losses) / len(losses)
 
 
-def nrc(bank: Bank, samples: Sequence[int], k: int, further: int, weak: float, weights: Sequence[float]) -> float:
+def nrc(
+    bank: Bank,
+    samples: Sequence[int],
+    k: int,
+    further: int,
+    weak: float,
+    weights: Sequence[float],
+) -> float:
     losses = []
     for i in samples:
         loss = 0.0
         for j in bank.near(i, k):
             beyond = bank.near(j, further)
-            loss -= (1.0 if i in beyond else weak) * weights[j] * dot(bank.probs[i], bank.probs[j])
+            loss -= (
+                (1.0 if i in beyond else weak) * weights[j] * dot(bank.probs[i], bank.probs[j])
+            )
             loss -= weak * sum(dot(bank.probs[i], bank.probs[m]) for m in beyond)
         losses.append(loss)
     return sum(losses) / len(losses)
 
 
-def aad(bank: Bank, samples: Sequence[int], k: int, alpha: float, weights: Sequence[float]) -> float:
+def aad(
+    bank: Bank, samples: Sequence[int], k: int, alpha: float, weights: Sequence[float]
+) -> float:
     losses = []
     for i in samples:
         pulled = sum(weights[j] * dot(bank.probs[i], bank.probs[j]) for j in bank.near(i, k))
@@ -59,44 +77,61 @@ def aad(bank: Bank, samples: Sequence[int], k: int, alpha: float, weights: Seque
     return sum(losses) / len(losses)
 
 
-def vote_share(features: Rows, labels: Sequence[int], voters: int, votes: int, temperature: float) -> list[float]:
+def vote_share(
+    features: Rows, labels: Sequence[int], voters: int, votes: int, temperature: float
+) -> list[float]:
     """The share of the last vote that each sample's first label gets. Features have a 1 appended, as SHOT's."""
     rows = [unit([*row, 1.0]) for row in features]
-    current, shares = list(labels), [0.0] * len(rows)
+    current = list(labels)
+    shares = [0.0] * len(rows)
     for _ in range(votes):
         after = list(current)
         for i, row in enumerate(rows):
             near = nearest(row, rows, voters, i)
             strength = {j: math.exp(max(0.0, dot(row, rows[j])) / temperature) for j in near}
-            votes_for = [sum(s for j, s in strength.items() if current[j] == k) for k in range(max(labels) + 1)]
+            votes_for = [
+                sum(s for j, s in strength.items() if current[j] == k)
+                for k in range(max(labels) + 1)
+            ]
             shares[i] = votes_for[labels[i]] / sum(votes_for)
             after[i] = largest(votes_for)
         current = after
     return shares
 
 
-def best_of_each_class(scores: Sequence[float], labels: Sequence[int], share: float) -> list[bool]:
+def best_of_each_class(
+    scores: Sequence[float], labels: Sequence[int], share: float
+) -> list[bool]:
     chosen = set()
     for k in set(labels):
-        members = sorted((i for i, label in enumerate(labels) if label == k), key=lambda i: -scores[i])
+        members = sorted(
+            (i for i, label in enumerate(labels) if label == k), key=lambda i: -scores[i]
+        )
         chosen |= set(members[: int(share * len(members) + 1e-6)])
     return [i in chosen for i in range(len(labels))]
 
 
-def jmds(features: np.ndarray, probs: np.ndarray, ridge: float) -> tuple[list[int], list[float]]:
+def jmds(
+    features: np.ndarray, probs: np.ndarray, ridge: float
+) -> tuple[list[int], list[float]]:
     """Labels and scores, by densities with inverted covariances."""
     phi = features / np.linalg.norm(features, axis=1, keepdims=True)
     samples, classes = probs.shape
-    shares, spread = probs, np.ones_like(probs)
+    shares = probs
+    spread = np.ones_like(probs)
     for _ in range(2):
         logs = np.zeros((samples, classes))
         for k in range(classes):
             mean = sum(shares[i, k] * phi[i] for i in range(samples)) / shares[:, k].sum()
-            cov = sum(spread[i, k] * np.outer(phi[i] - mean, phi[i] - mean) for i in range(samples))
+            cov = sum(
+                spread[i, k] * np.outer(phi[i] - mean, phi[i] - mean) for i in range(samples)
+            )
             cov = cov / spread[:, k].sum() + ridge * np.eye(phi.shape[1])
             for i in range(samples):
                 away = phi[i] - mean
-                density = -0.5 * (away @ np.linalg.inv(cov) @ away + np.log(np.linalg.det(2 * np.pi * cov)))
+                density = -0.5 * (
+                    away @ np.linalg.inv(cov) @ away + np.log(np.linalg.det(2 * np.pi * cov))
+                )
                 logs[i, k] = density + np.log(shares[:, k].sum())
         shares = spread = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])
     gaps = [sorted(row)[-1] - sorted(row)[-2] for row in logs]

@@ -41,16 +41,25 @@ def last_layer(
     dtype: torch.dtype = torch.float64,
 ) -> LastLayer:
     generator = torch.Generator().manual_seed(seed)
-    means = separation * torch.randn(classes, dimensions, generator=generator, dtype=torch.float64)
+    means = separation * torch.randn(
+        classes, dimensions, generator=generator, dtype=torch.float64
+    )
     labels = torch.randint(classes, (samples,), generator=generator)
-    features = means[labels] + torch.randn(samples, dimensions, generator=generator, dtype=torch.float64)
-    weight, bias = confidence * means, -0.5 * confidence * means.square().sum(dim=1)
+    features = means[labels] + torch.randn(
+        samples, dimensions, generator=generator, dtype=torch.float64
+    )
+    weight = confidence * means
+    bias = -0.5 * confidence * means.square().sum(dim=1)
     logits = features @ weight.T + bias
-    return LastLayer(features.to(dtype), logits.to(dtype), weight.to(dtype), bias.to(dtype), labels)
+    return LastLayer(
+        features.to(dtype), logits.to(dtype), weight.to(dtype), bias.to(dtype), labels
+    )
 
 
 def shifted(features: Tensor, count: int, noise: float = 0.5, seed: int = 7) -> Tensor:
     """The first samples as another domain would show them: with more noise."""
     generator = torch.Generator().manual_seed(seed)
     part = features[:count]
-    return part + noise * torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part)
+    return part + noise * torch.randn(part.shape, generator=generator, dtype=torch.float64).to(
+        part
+    )

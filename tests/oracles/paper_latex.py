@@ -21,16 +21,32 @@ def find_paper(folder: Path) -> str | None:
 def row_name(tex: str) -> str:
     """`\\ours\\Plus\\: (Ours)` → `U-SFAN+`; citations, font commands and footnote marks go."""
     tex = re.sub(r"\\cite\{[^}]*\}", "", tex).replace(r"\ours", "U-SFAN").replace(r"\Plus", "+")
-    tex = re.sub(r"\(ours\)", "", tex, flags=re.IGNORECASE).replace(r"^{\dagger}", "").replace(r"\lambda", "λ")
+    tex = (
+        re.sub(r"\(ours\)", "", tex, flags=re.IGNORECASE)
+        .replace(r"^{\dagger}", "")
+        .replace(r"\lambda", "λ")
+    )
     tex = re.sub(r"\\phantom\{[^}]*\}", "", tex)
     tex = re.sub(r"\\text\{([^}]*)\}", r"\1", tex).replace("^2", "²")
-    tex = re.sub(r"\\(sc|:|,|#)", "", tex).replace("\\ ", " ").replace("$", "").replace("~", " ")
-    return re.sub(r"\s+", " ", tex).strip().replace("U-SFAN +", "U-SFAN+").replace("U-SFAN{}+", "U-SFAN+")
+    tex = (
+        re.sub(r"\\(sc|:|,|#)", "", tex).replace("\\ ", " ").replace("$", "").replace("~", " ")
+    )
+    return (
+        re.sub(r"\s+", " ", tex)
+        .strip()
+        .replace("U-SFAN +", "U-SFAN+")
+        .replace("U-SFAN{}+", "U-SFAN+")
+    )
 
 
 def number(tex: str) -> float | None:
     """A cell's number: `\\textbf{71.8}` → 71.8, `$\\sim$ 0.6M` → 600000, `-` → None."""
-    tex = re.sub(r"\\textbf\{([^}]*)\}", r"\1", tex).replace(r"$\sim$", "").replace(",", "").strip()
+    tex = (
+        re.sub(r"\\textbf\{([^}]*)\}", r"\1", tex)
+        .replace(r"$\sim$", "")
+        .replace(",", "")
+        .strip()
+    )
     if tex == "-":
         return None
     scale = {"K": 1e3, "M": 1e6}.get(tex[-1], 1.0)

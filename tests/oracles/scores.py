@@ -20,7 +20,11 @@ def ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) ->
     groups: dict[int, list[int]] = {}
     for i, c in enumerate(confidence):
         groups.setdefault(max(b for b in range(bins) if b == 0 or c >= b / bins), []).append(i)
-    return 100 * sum(_gap(group, confidence, correct) for group in groups.values()) / len(confidence)
+    return (
+        100
+        * sum(_gap(group, confidence, correct) for group in groups.values())
+        / len(confidence)
+    )
 
 
 def adaptive_ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) -> float:
@@ -29,7 +33,11 @@ def adaptive_ece(confidence: Sequence[float], correct: Sequence[bool], bins: int
     groups: dict[int, list[int]] = {}
     for position, i in enumerate(order):
         groups.setdefault(position * bins // len(order), []).append(i)
-    return 100 * sum(_gap(group, confidence, correct) for group in groups.values()) / len(confidence)
+    return (
+        100
+        * sum(_gap(group, confidence, correct) for group in groups.values())
+        / len(confidence)
+    )
 
 
 def _gap(group: Sequence[int], confidence: Sequence[float], correct: Sequence[bool]) -> float:
@@ -69,7 +77,9 @@ def open_set_by_hand(
 
 
 def two_means_sse(low: Sequence[float], high: Sequence[float]) -> float:
-    return sum(sum((v - sum(group) / len(group)) ** 2 for v in group) for group in (low, high) if group)
+    return sum(
+        sum((v - sum(group) / len(group)) ** 2 for v in group) for group in (low, high) if group
+    )
 
 
 def best_two_means_sse(values: Sequence[float]) -> float:

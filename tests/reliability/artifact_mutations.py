@@ -46,7 +46,8 @@ def truncate(folder: Folder, rng: random.Random) -> None:
 def cut_or_insert(folder: Folder, rng: random.Random) -> None:
     name = rng.choice(list(folder))
     content = folder[name]
-    at, length = rng.randrange(len(content)), rng.randrange(1, 200)
+    at = rng.randrange(len(content))
+    length = rng.randrange(1, 200)
     if rng.random() < 0.5:
         folder[name] = content[:at] + content[at + length :] or b"\0"
     else:
@@ -68,8 +69,13 @@ def swap_tensors(folder: Folder, rng: random.Random) -> None:
     file = rng.choice(TENSOR_FILES)
     header, data = split_file(folder[file])
     first, second = rng.sample([name for name in header if name != "__metadata__"], 2)
-    for field in rng.choice((("data_offsets",), ("shape",), ("dtype",), ("shape", "data_offsets"))):
-        header[first][field], header[second][field] = header[second][field], header[first][field]
+    for field in rng.choice(
+        (("data_offsets",), ("shape",), ("dtype",), ("shape", "data_offsets"))
+    ):
+        header[first][field], header[second][field] = (
+            header[second][field],
+            header[first][field],
+        )
     folder[file] = join_file(header, data)
 
 
@@ -79,15 +85,25 @@ def huge_header(folder: Folder, rng: random.Random) -> None:
     header, data = split_file(folder[file])
     kind = rng.randrange(4)
     if kind == 0:
-        folder[file] = struct.pack("<Q", rng.choice((2**64 - 1, 2**63, 2**40, 100 << 20, 9 << 20))) + folder[file][8:]
+        folder[file] = (
+            struct.pack("<Q", rng.choice((2**64 - 1, 2**63, 2**40, 100 << 20, 9 << 20)))
+            + folder[file][8:]
+        )
         return
     name = rng.choice([n for n in header if n != "__metadata__"])
     if kind == 1:
-        header[name]["shape"] = rng.choice(([2**32, 2**32], [10**10], [2**62, 4], [-1], [0], [2**64], [1] * 1000))
+        header[name]["shape"] = rng.choice(
+            ([2**32, 2**32], [10**10], [2**62, 4], [-1], [0], [2**64], [1] * 1000)
+        )
     elif kind == 2:
-        header[name]["data_offsets"] = rng.choice(([0, 2**63], [5, 1], [-4, 0], [0, 10**12], [0], [2**64, 2**65]))
+        header[name]["data_offsets"] = rng.choice(
+            ([0, 2**63], [5, 1], [-4, 0], [0, 10**12], [0], [2**64, 2**65])
+        )
     else:
-        header |= {f"extra.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
+        header |= {
+            f"extra.{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+            for i in range(20_000)
+        }
     folder[file] = join_file(header, data)
 
 
@@ -103,14 +119,34 @@ def json_bomb(folder: Folder, rng: random.Random) -> None:
     """Deep nesting, long numbers, long texts, many keys: as the config, or inside it."""
     depth = rng.choice((500, 5_000, 200_000))
     value = rng.choice(
-        ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "9" * depth, f'"{"x" * depth}"')
+        (
+            "[" * depth + "]" * depth,
+            '{"a":' * depth + "1" + "}" * depth,
+            "9" * depth,
+            f'"{"x" * depth}"',
+        )
     )
-    value = rng.choice((value, "[" + ",".join("0" * 1 for _ in range(depth)) + "]", '{"a":1' + ',"a":1' * depth + "}"))
+    value = rng.choice(
+        (
+            value,
+            "[" + ",".join("0" * 1 for _ in range(depth)) + "]",
+            '{"a":1' + ',"a":1' * depth + "}",
+        )
+    )
     text = folder["config.json"].decode()
     if rng.random() < 0.3:
         folder["config.json"] = value.encode()
         return
-    place = rng.choice(('"summary": ', '"classes": ', '"samples": ', '"input": ', '"architecture": ', '"version": '))
+    place = rng.choice(
+        (
+            '"summary": ',
+            '"classes": ',
+            '"samples": ',
+            '"input": ',
+            '"architecture": ',
+            '"version": ',
+        )
+    )
     at = text.find(place) + len(place)
     folder["config.json"] = (text[:at] + value + ", " + f'"old{place[1:]}' + text[at:]).encode()
 
@@ -129,7 +165,9 @@ def odd_field(folder: Folder, rng: random.Random) -> None:
     if kind == 0:
         table.pop(name, None)
     elif kind == 1:
-        table[rng.choice(("module", "timm", "head", "x", "unknown_rule", "kind"))] = rng.choice(ODD)
+        table[rng.choice(("module", "timm", "head", "x", "unknown_rule", "kind"))] = rng.choice(
+            ODD
+        )
     elif kind == 2 and isinstance(table.get(name), list):
         table[name] = [rng.choice(ODD) for _ in table[name]]
     else:
@@ -141,7 +179,9 @@ def odd_values(folder: Folder, rng: random.Random) -> None:
     """Numbers in a tensor: not finite, huge, negative, or in another order."""
     file = rng.choice(TENSOR_FILES)
     header, data = split_file(folder[file])
-    name = rng.choice([n for n in header if n != "__metadata__" and header[n]["dtype"] == "F32"])
+    name = rng.choice(
+        [n for n in header if n != "__metadata__" and header[n]["dtype"] == "F32"]
+    )
     start, stop = header[name]["data_offsets"]
     values = list(struct.unpack(f"<{(stop - start) // 4}f", data[start:stop]))
     if rng.random() < 0.3:
@@ -151,14 +191,23 @@ def odd_values(folder: Folder, rng: random.Random) -> None:
     else:
         for _ in range(rng.choice((1, 3, 30))):
             values[rng.randrange(len(values))] = rng.choice(FLOATS)
-    folder[file] = join_file(header, data[:start] + struct.pack(f"<{len(values)}f", *values) + data[stop:])
+    folder[file] = join_file(
+        header, data[:start] + struct.pack(f"<{len(values)}f", *values) + data[stop:]
+    )
 
 
 def another_file(folder: Folder, rng: random.Random) -> None:
     """A file stands under another's name, is noise, or is empty."""
-    name, other = rng.choice(list(folder)), rng.choice(list(folder))
+    name = rng.choice(list(folder))
+    other = rng.choice(list(folder))
     folder[name] = rng.choice(
-        (folder[other], b"", rng.randbytes(rng.randrange(1, 5000)), b"\0" * 5000, b"\x80\x02K\x01.")
+        (
+            folder[other],
+            b"",
+            rng.randbytes(rng.randrange(1, 5000)),
+            b"\0" * 5000,
+            b"\x80\x02K\x01.",
+        )
     )
 
 

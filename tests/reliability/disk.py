@@ -26,7 +26,11 @@ from kill_and_resume import Stage, content
 from lookalikes import make
 from small_runs import TINY, class_folder, train_tiny
 
-STAGE = Stage("run", lambda *_: None, ("model.safetensors", "posterior.safetensors", "samples.safetensors", "*.csv"))
+STAGE = Stage(
+    "run",
+    lambda *_: None,
+    ("model.safetensors", "posterior.safetensors", "samples.safetensors", "*.csv"),
+)
 SUITE = Stage("suite", lambda *_: None, ("models/*/*.safetensors", "cells/*.json", "table.md"))
 
 
@@ -40,15 +44,45 @@ class Bench:
         self.source = train_tiny(self.data, root / "model")
         digits = make("digits", root / "digits")
         many = root / "many.txt"
-        many.write_text("".join(f"{file}\n" for file in sorted(self.target.rglob("*.png"))) * 50)
+        many.write_text(
+            "".join(f"{file}\n" for file in sorted(self.target.rglob("*.png"))) * 50
+        )
         run = ("--epochs", 3, "--batch-size", 16, *TINY)
-        suite = ("reproduce", "digits", "--data", digits, "--backbone", "lenet", "--source-epochs", 1, "--epochs", 1)
-        suite += ("--pairs", "U-M", "--methods", "shot-im", "u-sfan", "--seeds", 0, "--allow-classes", *TINY)
+        suite = (
+            "reproduce",
+            "digits",
+            "--data",
+            digits,
+            "--backbone",
+            "lenet",
+            "--source-epochs",
+            1,
+            "--epochs",
+            1,
+        )
+        suite += (
+            "--pairs",
+            "U-M",
+            "--methods",
+            "shot-im",
+            "u-sfan",
+            "--seeds",
+            0,
+            "--allow-classes",
+            *TINY,
+        )
         self.commands: dict[str, tuple] = {
             "train": ("train", self.data, "--backbone", "digits-cnn", *run),
             "posterior": ("posterior", self.source, self.data, *TINY),
             "adapt": ("adapt", self.source, self.target, *run),
-            "adapt with a cache": ("adapt", self.source, self.target, *run, "--set", "cache=OUT/cache"),
+            "adapt with a cache": (
+                "adapt",
+                self.source,
+                self.target,
+                *run,
+                "--set",
+                "cache=OUT/cache",
+            ),
             "predict": ("predict", self.source, many, *TINY),
             "suite": suite,
         }
@@ -87,10 +121,14 @@ def earlier_run(bench: Bench, folder: Path) -> dict[str, bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
-def verdict(bench: Bench, name: str, folder: Path, failed: Outcome, again: Outcome, expected: dict) -> dict[str, Any]:
+def verdict(
+    bench: Bench, name: str, folder: Path, failed: Outcome, again: Outcome, expected: dict
+) -> dict[str, Any]:
     return {
         "command": name,
         "failed": failed.code != 0,
@@ -103,7 +141,8 @@ def verdict(bench: Bench, name: str, folder: Path, failed: Outcome, again: Outco
 
 def file_size_limit(bench: Bench, name: str, shares: tuple[float, ...]) -> list[dict[str, Any]]:
     """A quota on file sizes, at shares of the largest file."""
-    expected, rows = bench.expected(name), []
+    expected = bench.expected(name)
+    rows = []
     largest, _ = bench.needed(name)
     for share in shares:
         folder = Path(tempfile.mkdtemp(dir=bench.root))
@@ -117,7 +156,8 @@ def file_size_limit(bench: Bench, name: str, shares: tuple[float, ...]) -> list[
 
 def full_disk(bench: Bench, name: str, shares: tuple[float, ...]) -> list[dict[str, Any]]:
     """A disk with room for a share of what the command leaves; then with room enough."""
-    expected, rows = bench.expected(name), []
+    expected = bench.expected(name)
+    rows = []
     _, all_bytes = bench.needed(name)
     taken = sum(len(v) + 4096 for v in contents(bench.source).values())
     for share in shares:
@@ -128,7 +168,9 @@ def full_disk(bench: Bench, name: str, shares: tuple[float, ...]) -> list[dict[s
             intact = contents(folder / "earlier") == before
             remount(folder, "size=200m")
             again = attempt(*bench.arguments(name, folder, again=True))
-            rows.append({**verdict(bench, name, folder, failed, again, expected), "intact": intact})
+            rows.append(
+                {**verdict(bench, name, folder, failed, again, expected), "intact": intact}
+            )
     return rows
 
 
@@ -171,14 +213,27 @@ def vanishing_images(bench: Bench) -> dict[str, Any]:
     for file in files[:3]:
         file.unlink()
         file.symlink_to(folder / "nowhere")
-    done = attempt("adapt", bench.source, folder / "data", "--out", folder / "run", "--epochs", 1, *TINY)
-    images = json.loads((folder / "run" / "metrics.json").read_text())["images"] if done.code == 0 else 0
-    return {"vanished": 3, "exit": done.code, "images": images, "named": "skipped 3" in done.text, "of": len(files)}
+    done = attempt(
+        "adapt", bench.source, folder / "data", "--out", folder / "run", "--epochs", 1, *TINY
+    )
+    images = (
+        json.loads((folder / "run" / "metrics.json").read_text())["images"]
+        if done.code == 0
+        else 0
+    )
+    return {
+        "vanished": 3,
+        "exit": done.code,
+        "images": images,
+        "named": "skipped 3" in done.text,
+        "of": len(files),
+    }
 
 
 def jumping_clocks(bench: Bench, name: str, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     """The time of day leaps during the run, and the times of all files lie in the past and the future."""
-    expected, rows = bench.expected(name), []
+    expected = bench.expected(name)
+    rows = []
     for seed in seeds:
         folder = Path(tempfile.mkdtemp(dir=bench.root))
         done = attempt(*bench.arguments(name, folder), clock=seed)
@@ -201,15 +256,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "resumed": sum(row["resumed"] for row in rows),
         "same_bits": sum(row["same"] for row in rows),
         "commands": dict(Counter(row["command"] for row in rows)),
-        "not_clear": [row for row in rows if (row["failed"] and not row["clear"]) or not row["same"]][:8],
-        "said": sorted({row["said"].split(": ")[1][:60] for row in hit if row["said"].count(": ") > 1}),
+        "not_clear": [
+            row for row in rows if (row["failed"] and not row["clear"]) or not row["same"]
+        ][:8],
+        "said": sorted(
+            {row["said"].split(": ")[1][:60] for row in hit if row["said"].count(": ") > 1}
+        ),
     }
 
 
 def passed(figures: dict[str, Any]) -> bool:
     return (
         figures["failed"] == figures["clear_line_and_exit_1"]
-        and figures["cases"] == figures["earlier_results_intact"] == figures["resumed"] == figures["same_bits"]
+        and figures["cases"]
+        == figures["earlier_results_intact"]
+        == figures["resumed"]
+        == figures["same_bits"]
     )
 
 
@@ -220,16 +282,29 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         bench = Bench(Path(place))
         faults = {
-            "file size limit": summary([r for name in bench.commands for r in file_size_limit(bench, name, shares)]),
-            "full disk": summary([r for name in bench.commands for r in full_disk(bench, name, shares)]),
-            "read-only folder": summary([r for name in bench.commands for r in read_only(bench, name)]),
-            "run folder removed": summary([r for name in runs for r in vanishing_run(bench, name)]),
+            "file size limit": summary(
+                [r for name in bench.commands for r in file_size_limit(bench, name, shares)]
+            ),
+            "full disk": summary(
+                [r for name in bench.commands for r in full_disk(bench, name, shares)]
+            ),
+            "read-only folder": summary(
+                [r for name in bench.commands for r in read_only(bench, name)]
+            ),
+            "run folder removed": summary(
+                [r for name in runs for r in vanishing_run(bench, name)]
+            ),
         }
         clocks = [r for name in bench.commands for r in jumping_clocks(bench, name, (1, 2))]
         images = vanishing_images(bench)
-    good = all(map(passed, faults.values())) and all(r["exit"] == r["again"] == 0 and r["same"] for r in clocks)
+    good = all(map(passed, faults.values())) and all(
+        r["exit"] == r["again"] == 0 and r["same"] for r in clocks
+    )
     steady = {"cases": len(clocks), "same_bits": sum(r["same"] for r in clocks)}
-    measuring.save("disk", {"passed": good, "faults": faults, "clock jumps": steady, "vanished images": images})
+    measuring.save(
+        "disk",
+        {"passed": good, "faults": faults, "clock jumps": steady, "vanished images": images},
+    )
     return 0 if good else 1
 
 

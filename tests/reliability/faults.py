@@ -50,11 +50,14 @@ def keep_to_rights() -> None:
 
 def jumping_clock(seed: int) -> None:
     """The time of day leaps by years, back and forth, at every look."""
-    rng, real = random.Random(seed), time.time
+    rng = random.Random(seed)
+    real = time.time
     time.time = lambda: max(0.0, real() + rng.uniform(-20, 20) * YEAR)
 
 
-def child(arguments: list[str], pipe, limit: int | None, rights: bool, clock: int | None) -> None:
+def child(
+    arguments: list[str], pipe, limit: int | None, rights: bool, clock: int | None
+) -> None:
     import resource
 
     os.dup2(pipe.fileno(), 2)
@@ -68,10 +71,14 @@ def child(arguments: list[str], pipe, limit: int | None, rights: bool, clock: in
     raise SystemExit(main(arguments))
 
 
-def start(*arguments: object, limit: int | None = None, rights: bool = False, clock: int | None = None):
+def start(
+    *arguments: object, limit: int | None = None, rights: bool = False, clock: int | None = None
+):
     """The process, and the end of its stderr to read from."""
     reader, writer = multiprocessing.Pipe(duplex=False)
-    process = forkserver().Process(target=child, args=([str(a) for a in arguments], writer, limit, rights, clock))
+    process = forkserver().Process(
+        target=child, args=([str(a) for a in arguments], writer, limit, rights, clock)
+    )
     process.start()
     writer.close()
     return process, reader

@@ -36,22 +36,34 @@ Case = Callable[[int], tuple[str, Callable[[], str]]]
 def base_folders() -> list[Folder]:
     """Folders of different networks, with and without a bias, and an adapted model with its rule."""
     from tiny_models import tiny_model
-    from usfan.artifacts.model import AdaptedModel
-    from usfan.scoring.unknown import UnknownRule
+    from usfan.maths.unknown import UnknownRule
+    from usfan.store.model import AdaptedModel
 
-    models = [tiny_model(), tiny_model("lenet", head_bias=False, bottleneck=0), tiny_model("lenet", head_norm=False)]
-    shared = {name: getattr(models[0], name) for name in ("classifier", "posterior", "classes", "spec", "architecture")}
-    models.append(AdaptedModel(**shared, method="u-sfan", unknown_rule=UnknownRule("entropy", 0.5)))
+    models = [
+        tiny_model(),
+        tiny_model("lenet", head_bias=False, bottleneck=0),
+        tiny_model("lenet", head_norm=False),
+    ]
+    shared = {
+        name: getattr(models[0], name)
+        for name in ("classifier", "posterior", "classes", "spec", "architecture")
+    }
+    models.append(
+        AdaptedModel(**shared, method="u-sfan", unknown_rule=UnknownRule("entropy", 0.5))
+    )
     folders = []
     for model in models:
         with tempfile.TemporaryDirectory() as place:
             saved = model.save(Path(place))
-            folders.append({p.name: p.read_bytes() for p in saved.iterdir() if p.name != "README.md"})
+            folders.append(
+                {p.name: p.read_bytes() for p in saved.iterdir() if p.name != "README.md"}
+            )
     return folders
 
 
 def artifact_cases(place: Path) -> Case:
-    bases, target = base_folders(), place / "model"
+    bases = base_folders()
+    target = place / "model"
     target.mkdir()
 
     def case(number: int) -> tuple[str, Callable[[], str]]:
@@ -66,8 +78,8 @@ def artifact_cases(place: Path) -> Case:
 def load_and_predict(target: Path) -> str:
     import torch
 
-    from usfan.artifacts.model import SourceModel
     from usfan.errors import ArtifactError
+    from usfan.store.model import SourceModel
 
     try:
         model = SourceModel.load(target)
@@ -75,10 +87,14 @@ def load_and_predict(target: Path) -> str:
         return named(str(error), str(target)) or "refused"
     spec = model.spec
     try:
-        prediction = model.predict(torch.zeros(2, spec.channels, spec.resize, spec.resize, dtype=torch.uint8))
+        prediction = model.predict(
+            torch.zeros(2, spec.channels, spec.resize, spec.resize, dtype=torch.uint8)
+        )
     except ArtifactError:
         return "refused to predict"
-    finite = all(bool(getattr(prediction, n).isfinite().all()) for n in ("probs", "entropy", "weight"))
+    finite = all(
+        bool(getattr(prediction, n).isfinite().all()) for n in ("probs", "entropy", "weight")
+    )
     return "loaded, predicts" if finite else "BAD: a prediction that is not finite"
 
 
@@ -93,7 +109,8 @@ def named(message: str, path: str) -> str | None:
 def image_cases(place: Path) -> Case:
     from image_mutations import base_images, mutated_image
 
-    contents, target = base_images(), place / "image.bin"
+    contents = base_images()
+    target = place / "image.bin"
 
     def case(number: int) -> tuple[str, Callable[[], str]]:
         kind, content = mutated_image(contents, number)
@@ -118,23 +135,29 @@ def work(what: str, start: int, stop: int, out: Path) -> None:
     import torch
 
     from tiny_models import tiny_model
-    from usfan.artifacts.model import SourceModel
+    from usfan.store.model import SourceModel
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:  # a good model first: some imports wait for it
-        SourceModel.load(tiny_model().save(Path(place))).predict(torch.zeros(1, 28, 28, dtype=torch.uint8))
+        SourceModel.load(tiny_model().save(Path(place))).predict(
+            torch.zeros(1, 28, 28, dtype=torch.uint8)
+        )
     imports = measuring.status_mib("VmRSS")
     with tempfile.TemporaryDirectory() as place, open(out, "a", encoding="utf-8") as lines:
         case = (artifact_cases if what == "artifacts" else image_cases)(Path(place))
         for number in range(start, stop):
             faulthandler.dump_traceback_later(GIVE_UP, exit=True)
             kind, call = case(number)
-            began, worked = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            worked = time.process_time()
             try:
                 outcome = call()
             except BaseException as error:
                 outcome = f"BAD: {type(error).__name__}: {str(error)[:200]}"
-            seconds = [round(time.process_time() - worked, 4), round(time.perf_counter() - began, 4)]
+            seconds = [
+                round(time.process_time() - worked, 4),
+                round(time.perf_counter() - began, 4),
+            ]
             grown = round(measuring.status_mib("VmHWM") - imports, 1)
             lines.write(json.dumps([number, kind, outcome, grown, *seconds]) + "\n")
             lines.flush()
@@ -148,8 +171,13 @@ def run_cases(what: str, count: int, chunk: int = 2500) -> Iterator[list[Any]]:
     while done < count:
         out = place / f"{done}.jsonl"
         stop = min(count, done + chunk)
-        ended = subprocess.run([sys.executable, __file__, "--work", what, str(done), str(stop), str(out)], check=False)
-        lines = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+        ended = subprocess.run(
+            [sys.executable, __file__, "--work", what, str(done), str(stop), str(out)],
+            check=False,
+        )
+        lines = (
+            [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+        )
         yield from lines
         done += len(lines)
         if ended.returncode != 0:
@@ -167,7 +195,10 @@ def fuzz(what: str, count: int) -> dict[str, Any]:
 def figures_of(rows: list[list[Any]]) -> dict[str, Any]:
     bad = [row for row in rows if row[2].startswith("BAD")]
     slow = [row for row in rows if row[4] > MOST_SECONDS]
-    kinds = {kind: dict(Counter(r[2] for r in rows if r[1] == kind)) for kind in sorted({r[1] for r in rows})}
+    kinds = {
+        kind: dict(Counter(r[2] for r in rows if r[1] == kind))
+        for kind in sorted({r[1] for r in rows})
+    }
     return {
         "cases": len(rows),
         "failures": len(bad),
@@ -183,19 +214,28 @@ def figures_of(rows: list[list[Any]]) -> dict[str, Any]:
 
 
 def passed(figures: dict[str, Any]) -> bool:
-    return not figures["failures"] and not figures["over_2_seconds"] and figures["most_mib_above_imports"] <= MOST_MIB
+    return (
+        not figures["failures"]
+        and not figures["over_2_seconds"]
+        and figures["most_mib_above_imports"] <= MOST_MIB
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artifacts", type=int, default=20_000)
     parser.add_argument("--images", type=int, default=5_000)
-    parser.add_argument("--work", nargs=4, metavar=("WHAT", "START", "STOP", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--work", nargs=4, metavar=("WHAT", "START", "STOP", "OUT"), help=argparse.SUPPRESS
+    )
     given = parser.parse_args()
     if given.work:
         work(given.work[0], int(given.work[1]), int(given.work[2]), Path(given.work[3]))
         return 0
-    figures = {"artifacts": fuzz("artifacts", given.artifacts), "images": fuzz("images", given.images)}
+    figures = {
+        "artifacts": fuzz("artifacts", given.artifacts),
+        "images": fuzz("images", given.images),
+    }
     measuring.save("fuzz", figures)
     return 0 if all(map(passed, figures.values())) else 1
 

@@ -76,9 +76,16 @@ class Place:
     """Where a case plays: its own folder, and the files outside that must stay as they are."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.outside = root / "case", root / "outside"
+        self.root = root / "case"
+        self.outside = root / "outside"
         self.outside.mkdir(parents=True, exist_ok=True)
-        for name in ("victim", "epoch-00001.safetensors", ".old.part", "report.html", "config.json"):
+        for name in (
+            "victim",
+            "epoch-00001.safetensors",
+            ".old.part",
+            "report.html",
+            "config.json",
+        ):
             if not (self.outside / name).exists():
                 (self.outside / name).write_text(f"mine: {name}\n")
 
@@ -93,7 +100,9 @@ def digest(folder: Path) -> str:
     hashed = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
-        hashed.update(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        hashed.update(
+            f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0".encode()
+        )
         if path.is_file():
             hashed.update(path.read_bytes())
     return hashed.hexdigest()
@@ -109,7 +118,9 @@ def clear(path: Path) -> None:
 
 def no_file(path: Path, rng: random.Random, outside: Path) -> str:
     """Something that is no regular file takes the place."""
-    kind = rng.choice(("link", "link", "dangling", "loop", "device", "pipe", "folder", "hole", "up"))
+    kind = rng.choice(
+        ("link", "link", "dangling", "loop", "device", "pipe", "folder", "hole", "up")
+    )
     clear(path)
     if kind == "link":
         path.symlink_to(outside / rng.choice(("victim", "config.json", "report.html")))
@@ -182,7 +193,8 @@ def called(*arguments: object) -> str:
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        before, progress.console._file = progress.console._file, said
+        before = progress.console._file
+        progress.console._file = said
         try:
             code = usfan(*arguments)
         finally:
@@ -195,12 +207,12 @@ def called(*arguments: object) -> str:
 
 def refused(call: Callable[[], Any]) -> str:
     """What came of a call in Python."""
-    from usfan.errors import UsfanError, shown
+    from usfan.errors import UsfanError, printable
 
     try:
         call()
     except UsfanError as error:
-        line = shown(" ".join(str(error).split()))
+        line = printable(" ".join(str(error).split()))
         return "refused" if line and len(line) <= 2_000 else f"BAD: message {line[:100]!a}"
     return "done"
 
@@ -213,7 +225,8 @@ def model_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         target = place.fresh() / "model"
         target.mkdir()
-        kind, folder = "as it is", dict(rng.choice(bases))
+        kind = "as it is"
+        folder = dict(rng.choice(bases))
         if rng.random() < 0.4:
             kind, folder = mutated(folder, bases, number)
         for name, content in folder.items():
@@ -226,7 +239,11 @@ def model_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
             config = json.loads(folder["config.json"])
             for _ in range(rng.choice((1, 1, 3))):
                 config = odd_value(config, rng)
-            if isinstance(config, dict) and rng.random() < 0.5 and isinstance(config.get("input"), dict):
+            if (
+                isinstance(config, dict)
+                and rng.random() < 0.5
+                and isinstance(config.get("input"), dict)
+            ):
                 config["input"] |= {"size": rng.randrange(1, 4097), "resize": 4096}
                 config["samples"] = rng.choice((1, 128, 1 << rng.randrange(24)))
             (target / "config.json").write_text(json.dumps(config))
@@ -243,15 +260,21 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     import timm
     from fuzz import base_folders, load_and_predict
 
-    bases, networks = base_folders(), timm.list_models()
+    bases = base_folders()
+    networks = timm.list_models()
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         target = place.fresh() / "model"
         target.mkdir()
         folder = rng.choice(bases)
         config = json.loads(folder["config.json"])
-        size = rng.choice((config["input"]["size"], rng.randrange(1, 300), rng.randrange(1, 4097)))
-        config["input"] |= {"size": size, "resize": rng.randrange(size, 4097) if rng.random() < 0.3 else size}
+        size = rng.choice(
+            (config["input"]["size"], rng.randrange(1, 300), rng.randrange(1, 4097))
+        )
+        config["input"] |= {
+            "size": size,
+            "resize": rng.randrange(size, 4097) if rng.random() < 0.3 else size,
+        }
         config["samples"] = rng.choice((1, 128, 1 << rng.randrange(21)))
         config["temperature"] = 10 ** rng.uniform(-3, 3)
         config["posterior"]["prior_precision"] = 10 ** rng.uniform(-30, 30)
@@ -259,14 +282,19 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
         if number % 7 == 0:
             kind = "valid config, another network"
             name = rng.choice(networks)
-            config["architecture"] |= {"backbone": name, "bottleneck": rng.choice((0, 256, rng.randrange(1 << 16)))}
+            config["architecture"] |= {
+                "backbone": name,
+                "bottleneck": rng.choice((0, 256, rng.randrange(1 << 16))),
+            }
             if rng.random() < 0.3:
                 config["architecture"] = {
                     "module": "Network",
                     "head": rng.choice(("fc", "head", "head.fc")),
                     "timm": name,
                 }
-            config["classes"] = [f"class {i}" for i in range(rng.choice((3, 1_000, rng.randrange(2, 50_000))))]
+            config["classes"] = [
+                f"class {i}" for i in range(rng.choice((3, 1_000, rng.randrange(2, 50_000))))
+            ]
             channels = rng.choice((1, 3, 3))
             size = rng.choice((32, 224, 224, 256, 384, rng.randrange(1, 1025)))
             stats = {"mean": [0.5] * channels, "std": [0.25] * channels}
@@ -278,26 +306,40 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
 
         def act() -> str:
             measuring.forget_peak()
-            before, began = measuring.status_mib("VmRSS"), cpu_time()
+            before = measuring.status_mib("VmRSS")
+            began = cpu_time()
             outcome = load_and_predict(target)
-            grown, took = measuring.status_mib("VmHWM") - before, cpu_time() - began
+            grown = measuring.status_mib("VmHWM") - before
+            took = cpu_time() - began
             if took > BOUND_SECONDS:
                 return f"BAD: {took:.1f} s, over the bound of {BOUND_SECONDS:.0f}"
-            return outcome if grown <= bound else f"BAD: {grown:.0f} MiB, over the bound of {bound:.0f}"
+            return (
+                outcome
+                if grown <= bound
+                else f"BAD: {grown:.0f} MiB, over the bound of {bound:.0f}"
+            )
 
         return kind, act
 
     return case
 
 
-RUN_FILES = ("config.yaml", "metrics.json", "log.jsonl", "samples.json", "samples.safetensors", "config.json")
+RUN_FILES = (
+    "config.yaml",
+    "metrics.json",
+    "log.jsonl",
+    "samples.json",
+    "samples.safetensors",
+    "config.json",
+)
 
 
 def hostile_run(target: Path, rng: random.Random, place: Place, names: tuple[str, ...]) -> str:
     import yaml
 
     name = rng.choice(names)
-    file, kind = target / name, rng.random()
+    file = target / name
+    kind = rng.random()
     if kind < 0.35:
         return no_file(file, rng, place.outside)
     if kind < 0.5 or file.is_symlink() or not file.is_file() or file.stat().st_size > 1 << 24:
@@ -311,7 +353,9 @@ def hostile_run(target: Path, rng: random.Random, place: Place, names: tuple[str
         rng.choice((flip_bits, cut_or_insert))(folder, rng)
         file.write_bytes(folder[name])
         return "odd tensors"
-    with contextlib.suppress(ValueError, IndexError, yaml.YAMLError, RecursionError):  # changed before
+    with contextlib.suppress(
+        ValueError, IndexError, yaml.YAMLError, RecursionError
+    ):  # changed before
         change_values(file, rng)
     return "odd values"
 
@@ -325,7 +369,9 @@ def change_values(file: Path, rng: random.Random) -> None:
         lines[at] = json.dumps(odd_value(json.loads(lines[at]), rng))
         file.write_text("\n".join(lines))
     elif file.suffix == ".yaml":
-        file.write_text(yaml.safe_dump(odd_value(yaml.safe_load(file.read_text()), rng), allow_unicode=True))
+        file.write_text(
+            yaml.safe_dump(odd_value(yaml.safe_load(file.read_text()), rng), allow_unicode=True)
+        )
     else:
         file.write_text(json.dumps(odd_value(json.loads(file.read_text()), rng)))
 
@@ -352,7 +398,7 @@ def report_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
 def resume_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
     """A run that was interrupted after its first epoch; a stranger's changes; and then --resume."""
     from small_runs import TINY, class_folder, train_tiny, usfan
-    from usfan.runs.folder import RunFolder
+    from usfan.store.run_folder import RunFolder
 
     base = place.root.parent / "base-resume"
     data = class_folder(base / "source", images=4)
@@ -377,8 +423,21 @@ def resume_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
         name = rng.choice(list(commands))
         target = Path(shutil.copytree(base / name, place.fresh() / "run"))
         inside = f"checkpoint/{os.listdir(target / 'checkpoint')[0]}"
-        names = ("config.yaml", "log.jsonl", ".lock", "checkpoint", inside, inside, "metrics.json", "model.safetensors")
-        kind = odd_checkpoint(target / inside, rng) if rng.random() < 0.3 else hostile_run(target, rng, place, names)
+        names = (
+            "config.yaml",
+            "log.jsonl",
+            ".lock",
+            "checkpoint",
+            inside,
+            inside,
+            "metrics.json",
+            "model.safetensors",
+        )
+        kind = (
+            odd_checkpoint(target / inside, rng)
+            if rng.random() < 0.3
+            else hostile_run(target, rng, place, names)
+        )
         return kind, lambda: called(*commands[name], "--out", target)
 
     return case
@@ -399,7 +458,12 @@ def odd_checkpoint(file: Path, rng: random.Random) -> str:
     elif kind == "missing tensor":
         del tensors[name]
     else:
-        tensors[name] = tensors[name].flatten()[:1].clone().to(rng.choice((tensors[name].dtype, tensors[name].dtype)))
+        tensors[name] = (
+            tensors[name]
+            .flatten()[:1]
+            .clone()
+            .to(rng.choice((tensors[name].dtype, tensors[name].dtype)))
+        )
     with contextlib.suppress(ValueError, TypeError):
         save_file(tensors, file, {"state": json.dumps(state)})
     return f"checkpoint: {kind}"
@@ -422,15 +486,27 @@ def folder_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
         for _ in range(rng.randrange(1, 12)):
             inside = rng.choice(folders)
             name = rng.choice(
-                (b"cat", b"dog", b"\xff\xfe", "\u202e".encode(), b"a\nb", b"\x1b[31m", b"=1+1", b"x" * 200)
+                (
+                    b"cat",
+                    b"dog",
+                    b"\xff\xfe",
+                    "\u202e".encode(),
+                    b"a\nb",
+                    b"\x1b[31m",
+                    b"=1+1",
+                    b"x" * 200,
+                )
             )
-            path, kind = os.path.join(inside, name), rng.random()
+            path = os.path.join(inside, name)
+            kind = rng.random()
             with contextlib.suppress(OSError):
                 if kind < 0.4:
                     os.mkdir(path)
                     folders.append(path)
                 elif kind < 0.55:
-                    os.symlink(rng.choice((*folders, path, b"/etc", os.fsencode(place.outside))), path)
+                    os.symlink(
+                        rng.choice((*folders, path, b"/etc", os.fsencode(place.outside))), path
+                    )
                 elif kind < 0.65:
                     os.mkfifo(path + b".png")
                 elif kind < 0.7:
@@ -459,7 +535,16 @@ def list_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         file = place.fresh() / "list.txt"
-        words = ["a.png", "cat", "0", "-1", "99999999999", "../victim", "/etc/passwd", str(place.outside / "victim")]
+        words = [
+            "a.png",
+            "cat",
+            "0",
+            "-1",
+            "99999999999",
+            "../victim",
+            "/etc/passwd",
+            str(place.outside / "victim"),
+        ]
         lines = [
             " ".join(rng.choice((*words, *NASTY[:-4])) for _ in range(rng.randrange(4)))
             for _ in range(rng.randrange(20))
@@ -485,7 +570,10 @@ def settings_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Ac
 
     from usfan.config import AdaptConfig, TrainConfig
 
-    known = {c: [f.name for f in dataclasses.fields(k)] for c, k in (("train", TrainConfig), ("adapt", AdaptConfig))}
+    known = {
+        c: [f.name for f in dataclasses.fields(k)]
+        for c, k in (("train", TrainConfig), ("adapt", AdaptConfig))
+    }
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         file = place.fresh() / "settings.yaml"
@@ -498,12 +586,28 @@ def settings_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Ac
         elif rng.random() < 0.3:
             file.write_bytes(odd_text(rng))
         else:
-            names = [*known.get(command, ["out"]), *NASTY[:-3], "out", "data", "root", "budget", "seed"]
-            values = {rng.choice(names): rng.choice((*ODD, *NASTY, 1, "on", 0.5)) for _ in range(rng.randrange(1, 5))}
+            names = [
+                *known.get(command, ["out"]),
+                *NASTY[:-3],
+                "out",
+                "data",
+                "root",
+                "budget",
+                "seed",
+            ]
+            values = {
+                rng.choice(names): rng.choice((*ODD, *NASTY, 1, "on", 0.5))
+                for _ in range(rng.randrange(1, 5))
+            }
             with contextlib.suppress(yaml.YAMLError, UnicodeEncodeError, ValueError):
                 file.write_text(yaml.safe_dump(values, allow_unicode=True))
         nowhere = place.root / "nowhere"
-        given = {"train": (nowhere,), "adapt": (nowhere, nowhere), "predict": (nowhere, nowhere), "report": (nowhere,)}
+        given = {
+            "train": (nowhere,),
+            "adapt": (nowhere, nowhere),
+            "predict": (nowhere, nowhere),
+            "report": (nowhere,),
+        }
         out = () if rng.random() < 0.3 else ("--out", place.root / "out")
         return kind, lambda: called(command, *given[command], *out, "--config", file)
 
@@ -530,16 +634,25 @@ def weight_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
             zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as after,
         ):
             for name in before.namelist():
-                after.writestr(name, before.read(name) if rng.random() < 0.8 else bytes(rng.choice((10, 1 << 22))))
+                after.writestr(
+                    name,
+                    before.read(name)
+                    if rng.random() < 0.8
+                    else bytes(rng.choice((10, 1 << 22))),
+                )
         return new.getvalue()
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         suffix = rng.choice((".pth", ".pth", ".safetensors"))
         file = place.fresh() / f"weights{suffix}"
-        kind = rng.choice(("flipped", "cut", "truncated", "packed", "no file", "noise", "pickle"))
+        kind = rng.choice(
+            ("flipped", "cut", "truncated", "packed", "no file", "noise", "pickle")
+        )
         folder = {"x": rng.choice((content, old)).getvalue()}
         if kind in ("flipped", "cut", "truncated"):
-            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](folder, rng)
+            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](
+                folder, rng
+            )
         elif kind == "packed":
             folder["x"] = packed(rng)
         elif kind == "noise":
@@ -564,20 +677,35 @@ def archive_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act
     from usfan.data.benchmarks.archives import read_images
 
     arrays = io.BytesIO()
-    np.savez_compressed(arrays, x_train=np.zeros((4, 8, 8), np.uint8), y_train=np.zeros(4, np.uint8))
+    np.savez_compressed(
+        arrays, x_train=np.zeros((4, 8, 8), np.uint8), y_train=np.zeros(4, np.uint8)
+    )
     idx = gzip.compress(struct.pack(">HBB3I", 0, 8, 3, 4, 8, 8) + bytes(256))
     names = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4) + bytes(4))
-    lines = bz2.compress(b"".join(b"1 " + b" ".join(b"%d:0.5" % (i + 1) for i in range(256)) + b"\n" for _ in range(4)))
+    lines = bz2.compress(
+        b"".join(
+            b"1 " + b" ".join(b"%d:0.5" % (i + 1) for i in range(256)) + b"\n" for _ in range(4)
+        )
+    )
     part = zlib.compress(bytes(4_000))
-    mat = b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(part)) + part
-    bases = {"x.npz": arrays.getvalue(), "train-images-idx3-ubyte.gz": idx, "usps.bz2": lines, "train_32x32.mat": mat}
+    mat = (
+        b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(part)) + part
+    )
+    bases = {
+        "x.npz": arrays.getvalue(),
+        "train-images-idx3-ubyte.gz": idx,
+        "usps.bz2": lines,
+        "train_32x32.mat": mat,
+    }
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         name = rng.choice(list(bases))
         folder = {name: bases[name]}
         kind = rng.choice(("flipped", "cut", "truncated", "bomb", "as it is", "sizes"))
         if kind in ("flipped", "cut", "truncated"):
-            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](folder, rng)
+            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](
+                folder, rng
+            )
         elif kind == "bomb":
             size = rng.choice((1 << 20, 1 << 23))
             filled = rng.choice((b"\0", b"\n", b"1", b"1 1:1\n")) * size
@@ -589,7 +717,9 @@ def archive_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act
             )
         elif kind == "sizes":
             shape = [rng.choice((0, 1, 2**31, 2**32 - 1)) for _ in range(3)]
-            folder[name] = gzip.compress(struct.pack(">HBB3I", 0, 8, rng.choice((3, 200)), *shape) + bytes(10))
+            folder[name] = gzip.compress(
+                struct.pack(">HBB3I", 0, 8, rng.choice((3, 200)), *shape) + bytes(10)
+            )
         target = place.fresh()
         (target / "train-labels-idx1-ubyte.gz").write_bytes(names)
         (target / name).write_bytes(folder[name])
@@ -611,7 +741,8 @@ def image_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     jpeg = buffer.getvalue()
 
     def stalling(rng: random.Random) -> bytes:
-        last, many = jpeg.rindex(b"\xff\xda"), rng.choice((10, 100, 300, 2_000))
+        last = jpeg.rindex(b"\xff\xda")
+        many = rng.choice((10, 100, 300, 2_000))
         size = b"%d %d" % (rng.choice((8, 3000)), rng.choice((8, 3000)))
         return rng.choice(
             (
@@ -619,17 +750,22 @@ def image_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
                 b"P3 " + size + b" 255\n" + b"# x\n" * (many * 100) + b"1 " * 3000,
                 b"P6 #" + b"x" * (many * 1000) + b"\n8 8 255\n" + bytes(192),
                 b"P6 " + size + b" 65535\n" + bytes(3000 * 600),
-                b"GIF89a\x08\x00\x08\x00\x00\x00\x00!\xfe" + (b"\xff" + b"x" * 255) * many + b"\x00",
+                b"GIF89a\x08\x00\x08\x00\x00\x00\x00!\xfe"
+                + (b"\xff" + b"x" * 255) * many
+                + b"\x00",
                 b"P2 " + size + b" 255\n" + b"9" * (many * 1000),
             )
         )
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         top = place.fresh()
-        paths, kinds = [], Counter()
+        paths = []
+        kinds = Counter()
         for i in range(16):  # a process takes as many at once
             kind, content = (
-                ("stalling", stalling(rng)) if rng.random() < 0.4 else mutated_image(contents, number * 16 + i)
+                ("stalling", stalling(rng))
+                if rng.random() < 0.4
+                else mutated_image(contents, number * 16 + i)
             )
             (top / f"{i}.bin").write_bytes(content)
             paths.append(str(top / f"{i}.bin"))
@@ -679,7 +815,8 @@ def work(what: str, start: int, stop: int, root: Path, out: Path) -> None:
             kind, act = case(random.Random(f"{what} {number}"), number)
             with contextlib.suppress(OSError):
                 measuring.forget_peak()
-            began, worked = time.perf_counter(), cpu_time()
+            began = time.perf_counter()
+            worked = cpu_time()
             try:
                 outcome = act()
             except BaseException as error:
@@ -696,9 +833,11 @@ def warm(place: Place) -> None:
     import torch
 
     from tiny_models import tiny_model
-    from usfan.artifacts.model import SourceModel
+    from usfan.store.model import SourceModel
 
-    SourceModel.load(tiny_model().save(place.fresh() / "model")).predict(torch.zeros(1, 28, 28, dtype=torch.uint8))
+    SourceModel.load(tiny_model().save(place.fresh() / "model")).predict(
+        torch.zeros(1, 28, 28, dtype=torch.uint8)
+    )
 
 
 def cpu_time() -> float:
@@ -716,18 +855,38 @@ def run_cases(what: str, count: int, chunk: int = 2500) -> Iterator[list[Any]]:
         while done < count:
             out = Path(root) / f"{done}.jsonl"
             stop = min(count, done + chunk)
-            command = [sys.executable, __file__, "--work", what, str(done), str(stop), str(place.root.parent), str(out)]
+            command = [
+                sys.executable,
+                __file__,
+                "--work",
+                what,
+                str(done),
+                str(stop),
+                str(place.root.parent),
+                str(out),
+            ]
             shutil.rmtree(place.root.parent, ignore_errors=True)
             place = Place(place.root.parent)
             before = digest(place.outside)
             ended = subprocess.run(command, check=False, capture_output=True, text=True)
-            lines = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+            lines = (
+                [json.loads(line) for line in out.read_text().splitlines()]
+                if out.is_file()
+                else []
+            )
             yield from lines
             done += len(lines)
             if digest(place.outside) != before:
                 yield [done, "?", "BAD: a file outside was changed", 0.0, 0.0, 0.0]
             if ended.returncode != 0:
-                yield [done, "?", f"BAD: the process ended: {ended.stderr[-300:]!a}", 0.0, 0.0, 0.0]
+                yield [
+                    done,
+                    "?",
+                    f"BAD: the process ended: {ended.stderr[-300:]!a}",
+                    0.0,
+                    0.0,
+                    0.0,
+                ]
                 done += 1
 
 
@@ -758,7 +917,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--work", nargs=5, metavar=("WHAT", "START", "STOP", "ROOT", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--work",
+        nargs=5,
+        metavar=("WHAT", "START", "STOP", "ROOT", "OUT"),
+        help=argparse.SUPPRESS,
+    )
     given = parser.parse_args()
     if given.work:
         what, start, stop, root, out = given.work
@@ -770,7 +934,11 @@ def main() -> int:
         figures[what] = study(what, -(-count // 16) if what == "images" else count)
         print(what, json.dumps(figures[what])[:1500], flush=True)
     file = measuring.RESULTS / "reliability-hostile.json"
-    before = json.loads(file.read_text())["kinds"] if file.is_file() and len(given.only) < len(KINDS) else {}
+    before = (
+        json.loads(file.read_text())["kinds"]
+        if file.is_file() and len(given.only) < len(KINDS)
+        else {}
+    )
     figures = before | figures  # of kinds that were not run again, the figures stay
     good = all(map(passed, figures.values()))
     total = sum(own["cases"] for own in figures.values())

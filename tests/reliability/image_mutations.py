@@ -22,19 +22,40 @@ def base_images() -> list[bytes]:
 
 
 def png_chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def png_bomb(rng: random.Random) -> bytes:
     """A few kilobytes that name up to four billion pixels, or a text of gigabytes."""
     width, height = rng.choice(
-        ((8192, 8192), (65_535, 1), (1, 65_535), (30_000, 30_000), (2**31 - 1, 2**31 - 1), (0, 9))
+        (
+            (8192, 8192),
+            (65_535, 1),
+            (1, 65_535),
+            (30_000, 30_000),
+            (2**31 - 1, 2**31 - 1),
+            (0, 9),
+        )
     )
     packed = zlib.compress(b"\0" * min(4_000_000, width * height), 9)
     header = struct.pack(
-        ">IIBBBBB", width, height, rng.choice((1, 8, 16)), rng.choice((0, 2, 3, 6)), 0, 0, rng.randrange(2)
+        ">IIBBBBB",
+        width,
+        height,
+        rng.choice((1, 8, 16)),
+        rng.choice((0, 2, 3, 6)),
+        0,
+        0,
+        rng.randrange(2),
     )
-    text = png_chunk(rng.choice((b"zTXt", b"iCCP")), b"x\0\0" + zlib.compress(b"a" * 20_000_000, 9))
+    text = png_chunk(
+        rng.choice((b"zTXt", b"iCCP")), b"x\0\0" + zlib.compress(b"a" * 20_000_000, 9)
+    )
     middle = text if rng.random() < 0.5 else b""
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -46,16 +67,33 @@ def png_bomb(rng: random.Random) -> bytes:
 
 
 def bmp_bomb(rng: random.Random) -> bytes:
-    width, height = rng.choice(((30_000, 30_000), (2**31 - 1, 1), (8_000, -8_000), (1, 2**31 - 1), (-5, 5)))
+    width, height = rng.choice(
+        ((30_000, 30_000), (2**31 - 1, 1), (8_000, -8_000), (1, 2**31 - 1), (-5, 5))
+    )
     header = struct.pack(
-        "<IiiHHIIiiII", 40, width, height, 1, rng.choice((1, 4, 8, 24)), rng.choice((0, 1, 2)), 0, 0, 0, 0, 0
+        "<IiiHHIIiiII",
+        40,
+        width,
+        height,
+        1,
+        rng.choice((1, 4, 8, 24)),
+        rng.choice((0, 1, 2)),
+        0,
+        0,
+        0,
+        0,
+        0,
     )
     return b"BM" + struct.pack("<IHHI", 54 + 100, 0, 0, 54) + header + rng.randbytes(100)
 
 
 def tiff_bomb(rng: random.Random) -> bytes:
     """A directory that points to itself, or tags with billions of entries."""
-    tags = [(256, 4, 1, rng.choice((9, 10**5, 2**31))), (257, 4, 1, rng.choice((9, 10**5))), (258, 3, 1, 8)]
+    tags = [
+        (256, 4, 1, rng.choice((9, 10**5, 2**31))),
+        (257, 4, 1, rng.choice((9, 10**5))),
+        (258, 3, 1, 8),
+    ]
     tags += [
         (259, 3, 1, rng.choice((1, 5, 7, 8))),
         (273, 4, rng.choice((1, 2**30)), 8),
@@ -77,7 +115,9 @@ def gif_bomb(rng: random.Random) -> bytes:
     frames = [Image.new("P", (50, 50), i) for i in range(30)]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
     content = bytearray(buffer.getvalue())
-    content[6:10] = struct.pack("<HH", *rng.choice(((65_535, 65_535), (65_535, 1), (0, 0), (8_000, 8_000))))
+    content[6:10] = struct.pack(
+        "<HH", *rng.choice(((65_535, 65_535), (65_535, 1), (0, 0), (8_000, 8_000)))
+    )
     return bytes(content)
 
 
@@ -91,4 +131,6 @@ def mutated_image(contents: list[bytes], number: int) -> tuple[str, bytes]:
         return "mutated", mutate(contents[number % len(contents)], contents, rng)
     bomb = rng.choice(BOMBS)
     content = bomb(rng)
-    return bomb.__name__.replace("_", " "), mutate(content, contents, rng) if rng.random() < 0.3 else content
+    return bomb.__name__.replace("_", " "), mutate(
+        content, contents, rng
+    ) if rng.random() < 0.3 else content

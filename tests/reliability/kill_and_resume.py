@@ -62,16 +62,40 @@ def stages(root: Path) -> list[Stage]:
     train = ("train", source_data, "--backbone", "digits-cnn", "--epochs", 6, *SMALL)
     adapt = ("adapt", source, target, "--method", "u-sfan+", "--epochs", 6, *SMALL)
     posterior = ("posterior", source, many, *TINY)
-    suite = ("reproduce", "digits", "--data", digits, "--backbone", "lenet", "--source-epochs", 2, "--epochs", 2)
-    suite = (*suite, "--pairs", "U-M", "--methods", "shot-im", "u-sfan", "--seeds", 0, "--allow-classes", *TINY)
+    suite = (
+        "reproduce",
+        "digits",
+        "--data",
+        digits,
+        "--backbone",
+        "lenet",
+        "--source-epochs",
+        2,
+        "--epochs",
+        2,
+    )
+    suite = (
+        *suite,
+        "--pairs",
+        "U-M",
+        "--methods",
+        "shot-im",
+        "u-sfan",
+        "--seeds",
+        0,
+        "--allow-classes",
+        *TINY,
+    )
 
     def run(command: tuple) -> Callable[[Path, bool], Any]:
-        return lambda out, again: in_child(*command, "--out", out, *(["--resume"] if again else []))
+        return lambda out, again: in_child(
+            *command, "--out", out, *(["--resume"] if again else [])
+        )
 
     return [
         Stage("train", run(train)),
         Stage("posterior", run(posterior)),
-        Stage("cache build", lambda out, again: start_cache(many, out), ("*.pixels",)),
+        Stage("cache build", lambda out, again: start_cache(many, out), ("*.npy", "*.json")),
         Stage("adapt", run(adapt)),
         Stage(
             "suite",
@@ -119,7 +143,9 @@ def half_written(folder: Path) -> list[str]:
 
 def children(pid: int) -> list[int]:
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
@@ -157,7 +183,9 @@ def one_case(stage: Stage, out: Path, seconds: float, rng: random.Random) -> dic
         if kill(stage.start(out, False), share * seconds, orphans):
             break
         share *= 0.7
-    kills, there, bad = 1, out.exists(), half_written(out)
+    kills = 1
+    there = out.exists()
+    bad = half_written(out)
     if rng.random() < 0.3:
         kills += kill(stage.start(out, True), rng.uniform(0.02, 0.9) * seconds, orphans)
         bad += half_written(out)
@@ -187,7 +215,8 @@ def study(stage: Stage, kills: int, root: Path, rng: random.Random) -> dict[str,
     first.join()
     seconds = time.perf_counter() - began
     assert first.exitcode == 0, stage.name
-    expected, cases = content(whole, stage), []
+    expected = content(whole, stage)
+    cases = []
     assert expected, stage.name
     while sum(case["kills"] for case in cases) < kills:
         cases.append(one_case(stage, root / "killed", seconds, rng))
@@ -207,7 +236,9 @@ def study(stage: Stage, kills: int, root: Path, rng: random.Random) -> dict[str,
 
 
 def passed(figures: dict[str, Any]) -> bool:
-    clean = not (figures["half_written_files"] or figures["parts_left"] or figures["decoders_left"])
+    clean = not (
+        figures["half_written_files"] or figures["parts_left"] or figures["decoders_left"]
+    )
     return clean and figures["resumed"] == figures["bit_identical"] == figures["runs"]
 
 
@@ -222,7 +253,10 @@ def main() -> int:
         share = -(-given.kills // len(all_stages))
         figures = {stage.name: study(stage, share, Path(place), rng) for stage in all_stages}
     good = all(map(passed, figures.values()))
-    measuring.save("kill", {"kills": sum(f["kills"] for f in figures.values()), "passed": good, "stages": figures})
+    measuring.save(
+        "kill",
+        {"kills": sum(f["kills"] for f in figures.values()), "passed": good, "stages": figures},
+    )
     return 0 if good else 1
 
 

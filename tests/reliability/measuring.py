@@ -43,7 +43,9 @@ def save(name: str, figures: dict[str, Any]) -> None:
     import torch
 
     where = {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], TESTS.parent), *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", os.path.relpath(sys.argv[0], TESTS.parent), *sys.argv[1:]]
+        ),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),

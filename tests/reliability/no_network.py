@@ -14,7 +14,12 @@ from pathlib import Path
 
 import measuring  # noqa: F401 (the path to the other test modules)
 
-LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo")
+LOOK_UPS = (
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.gethostbyaddr",
+    "socket.getnameinfo",
+)
 REACHES = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind")
 LOOPBACK = ("::1", "127.0.0.1")
 tried: list[str] = []
@@ -39,9 +44,9 @@ def main() -> None:
     import usfan
     from small_runs import adapt_tiny, class_folder, train_tiny
     from small_runs import usfan as command
-    from usfan.compute.runtime import start_runtime
     from usfan.config import RuntimeConfig
-    from usfan.reproduce.digits import run_demo
+    from usfan.engine.runtime import start_runtime
+    from usfan.study.digits import run_demo
 
     run_demo(out / "demo", runtime=start_runtime(RuntimeConfig(device="cpu")), quick=True)
     data = class_folder(out / "data")
@@ -57,7 +62,9 @@ def main() -> None:
     asked_by_us = list(tried)
     refused = ""
     try:
-        usfan.SourceModel.load("nobody/nothing")  # a Hub id: the one thing here that asks for the network
+        usfan.SourceModel.load(
+            "nobody/nothing"
+        )  # a Hub id: the one thing here that asks for the network
     except usfan.ArtifactError as error:
         refused = str(error)
     print(

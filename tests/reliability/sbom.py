@@ -25,7 +25,9 @@ def needs(name: str, extras: frozenset[str]) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for line in metadata.requires(name) or []:
         wanted = Requirement(line)
-        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in (*extras, "")):
+        if wanted.marker is None or any(
+            wanted.marker.evaluate({"extra": extra}) for extra in (*extras, "")
+        ):
             try:
                 metadata.version(wanted.name)
             except metadata.PackageNotFoundError:
@@ -56,7 +58,8 @@ def reference(name: str) -> str:
 
 def component(name: str) -> dict[str, Any]:
     facts = metadata.metadata(name)
-    expression, licence = facts.get("License-Expression"), (facts.get("License") or "").strip()
+    expression = facts.get("License-Expression")
+    licence = (facts.get("License") or "").strip()
     entry: dict[str, Any] = {
         "type": "library",
         "bom-ref": reference(name),
@@ -64,11 +67,17 @@ def component(name: str) -> dict[str, Any]:
         "version": metadata.version(name),
         "purl": reference(name),
     }
-    trove = [c.rsplit(" :: ", 1)[1] for c in facts.get_all("Classifier") or [] if c.startswith("License :: ")]
+    trove = [
+        c.rsplit(" :: ", 1)[1]
+        for c in facts.get_all("Classifier") or []
+        if c.startswith("License :: ")
+    ]
     if expression:
         entry["licenses"] = [{"expression": expression}]
     elif trove or licence:
-        entry["licenses"] = [{"license": {"name": text}} for text in trove or [re.split(r"\n", licence)[0][:80]]]
+        entry["licenses"] = [
+            {"license": {"name": text}} for text in trove or [re.split(r"\n", licence)[0][:80]]
+        ]
     return entry
 
 
@@ -82,7 +91,8 @@ def bill(root: str = "usfan", extras: tuple[str, ...] = ()) -> dict[str, Any]:
         "metadata": {"component": {**component(root), "type": "application"}},
         "components": [component(name) for name in sorted(graph) if name != root],
         "dependencies": [
-            {"ref": reference(name), "dependsOn": [reference(n) for n in graph[name]]} for name in sorted(graph)
+            {"ref": reference(name), "dependsOn": [reference(n) for n in graph[name]]}
+            for name in sorted(graph)
         ],
     }
 

@@ -37,7 +37,7 @@ def run_main(arguments: list[str], errors: str, begun: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     handle = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 2)
     from usfan import progress
@@ -59,7 +59,9 @@ def run_main(arguments: list[str], errors: str, begun: Any) -> None:
 
 def start(command: Sequence[object], errors: Path) -> Any:
     begun = forkserver().Event()
-    process = forkserver().Process(target=run_main, args=([str(word) for word in command], str(errors), begun))
+    process = forkserver().Process(
+        target=run_main, args=([str(word) for word in command], str(errors), begun)
+    )
     process.start()
     begun.wait(60)
     return process
@@ -85,7 +87,9 @@ def commands(root: Path) -> dict[str, list[object]]:
     }
 
 
-def one_case(command: list[object], out: Path, seconds: float, number: signal.Signals, rng: random.Random) -> dict:
+def one_case(
+    command: list[object], out: Path, seconds: float, number: signal.Signals, rng: random.Random
+) -> dict:
     shutil.rmtree(out, ignore_errors=True)
     out.unlink(missing_ok=True)
     errors = out.parent / "errors.txt"
@@ -110,10 +114,14 @@ def one_case(command: list[object], out: Path, seconds: float, number: signal.Si
     }
 
 
-def study(name: str, command: list[object], signals: int, root: Path, rng: random.Random) -> dict[str, Any]:
+def study(
+    name: str, command: list[object], signals: int, root: Path, rng: random.Random
+) -> dict[str, Any]:
     out = root / f"out-{name}"
     resumable = name in ("train", "adapt")
-    start([*command, root / f"first-{name}"], root / "errors.txt").join()  # loads what is imported late
+    start(
+        [*command, root / f"first-{name}"], root / "errors.txt"
+    ).join()  # loads what is imported late
     began = time.perf_counter()
     whole = root / f"whole-{name}"
     process = start([*command, whole], root / "errors.txt")
@@ -122,19 +130,25 @@ def study(name: str, command: list[object], signals: int, root: Path, rng: rando
     assert process.exitcode == 0, (root / "errors.txt").read_text()
     stage = Stage(name, lambda *_: None)
     expected = content(whole, stage) if resumable else {}
-    cases, same, resumed = [], 0, 0
+    cases = []
+    same = 0
+    resumed = 0
     while sum(case["running"] for case in cases) < signals and len(cases) < 4 * signals:
         number = (signal.SIGINT, signal.SIGTERM)[sum(case["running"] for case in cases) % 2]
         case = one_case(command, out, seconds, number, rng)
         seconds *= 1.0 if case["running"] else 0.9  # the machine was busy when it was timed
-        case["right_code"] = case["code"] == (CODES[number] if case["running"] else 0) or case["code"] == 0
+        case["right_code"] = (
+            case["code"] == (CODES[number] if case["running"] else 0) or case["code"] == 0
+        )
         cases.append(case)
         if resumable and case["code"] != 0:
             again = start([*command, out, "--resume"], root / "errors.txt")
             again.join()
             resumed += 1
             same += again.exitcode == 0 and content(out, stage) == expected
-    wrong = [c for c in cases if not c["right_code"] or c["seconds"] > MOST_SECONDS or c["traceback"]]
+    wrong = [
+        c for c in cases if not c["right_code"] or c["seconds"] > MOST_SECONDS or c["traceback"]
+    ]
     return {
         "signals": sum(case["running"] for case in cases),
         "codes": dict(Counter(str(case["code"]) for case in cases)),
@@ -150,7 +164,10 @@ def study(name: str, command: list[object], signals: int, root: Path, rng: rando
 
 
 def passed(figures: dict[str, Any]) -> bool:
-    return not (figures["failures"] or figures["half_written"]) and figures["resumed"] == figures["bit_identical"]
+    return (
+        not (figures["failures"] or figures["half_written"])
+        and figures["resumed"] == figures["bit_identical"]
+    )
 
 
 def main() -> int:

@@ -39,7 +39,9 @@ def adapt_often(count: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     source = tiny_model()
     images = torch.randint(256, (24, 1, 28, 28), dtype=torch.uint8)
-    memory, handles, threads = [], [], []
+    memory = []
+    handles = []
+    threads = []
     began = time.perf_counter()
     gc.freeze()  # what the libraries hold is not looked through after each
     warm_up = 2 * len(methods)
@@ -71,7 +73,8 @@ def adapt_often(count: int) -> dict[str, Any]:
 def growth(memory: list[float]) -> dict[str, float]:
     """The median of the last tenth against that of the tenth after the warm-up."""
     tenth = max(1, len(memory) // 10)
-    first, last = statistics.median(memory[tenth : 2 * tenth]), statistics.median(memory[-tenth:])
+    first = statistics.median(memory[tenth : 2 * tenth])
+    last = statistics.median(memory[-tenth:])
     return {
         "rss_mib_after_warm_up": round(first, 1),
         "rss_mib_at_the_end": round(last, 1),
@@ -86,7 +89,9 @@ def predict_many(count: int, workers: int = 1) -> dict[str, Any]:
         data = class_folder(root / "data", images=200)
         source = train_tiny(data, root / "model")
         files = [str(f) for f in sorted(data.rglob("*.png"))]
-        (root / "list.txt").write_text("".join(f"{files[i % len(files)]}\n" for i in range(count)))
+        (root / "list.txt").write_text(
+            "".join(f"{files[i % len(files)]}\n" for i in range(count))
+        )
         words = (
             "predict",
             source,
@@ -133,7 +138,9 @@ def passed(figures: dict[str, Any]) -> bool:
     if "rows" in figures:
         return flat and figures["rows"] == figures["images"]
     handles = figures["handles_at_the_end"] <= figures["handles_after_warm_up"]
-    return flat and handles and figures["threads_at_the_end"] <= figures["threads_after_warm_up"]
+    return (
+        flat and handles and figures["threads_at_the_end"] <= figures["threads_after_warm_up"]
+    )
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import measuring
 from sbom import bill
 
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "lightning")
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 ASK = """
 import json, platform
 from importlib.metadata import version
@@ -26,7 +26,9 @@ print(json.dumps([platform.python_version()] + [version(name) for name in {!r}])
 
 def suite(name: str, log: Path) -> dict[str, Any]:
     python = measuring.TESTS.parent / f".venv-{name}" / "bin" / "python"
-    asked = subprocess.run([python, "-c", ASK.format(PACKAGES)], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [python, "-c", ASK.format(PACKAGES)], capture_output=True, text=True, check=True
+    )
     version, *versions = json.loads(asked.stdout)
     last = log.read_text(encoding="utf-8").strip().splitlines()[-1]
     counts = {
@@ -37,8 +39,12 @@ def suite(name: str, log: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    suites = {name: suite(name, Path(log)) for name, log in (word.split("=") for word in sys.argv[1:])}
-    measuring.save("supply", {"suites": suites, "packages_in_the_bill": len(bill()["components"])})
+    suites = {
+        name: suite(name, Path(log)) for name, log in (word.split("=") for word in sys.argv[1:])
+    }
+    measuring.save(
+        "supply", {"suites": suites, "packages_in_the_bill": len(bill()["components"])}
+    )
 
 
 if __name__ == "__main__":

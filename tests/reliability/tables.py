@@ -25,7 +25,9 @@ def load(name: str) -> dict[str, Any]:
 
 def markdown(header: list[str], lines: list[list[Any]]) -> str:
     rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (header, rule, *lines))
+    return "\n".join(
+        "| " + " | ".join(map(str, line)) + " |" for line in (header, rule, *lines)
+    )
 
 
 def number(value: int) -> str:
@@ -67,13 +69,39 @@ def fuzz_table() -> str:
 
 def kill_table() -> str:
     stages = load("kill")["stages"]
-    names = ("kills", "runs", "resumed", "bit_identical", "half_written_files", "parts_left", "decoders_left")
-    header = ["stage", "kills", "runs", "resumed", "same bits", "half-written files", "left-over parts", "orphans"]
-    return markdown(header, [[stage, *(own[n] for n in names)] for stage, own in stages.items()])
+    names = (
+        "kills",
+        "runs",
+        "resumed",
+        "bit_identical",
+        "half_written_files",
+        "parts_left",
+        "decoders_left",
+    )
+    header = [
+        "stage",
+        "kills",
+        "runs",
+        "resumed",
+        "same bits",
+        "half-written files",
+        "left-over parts",
+        "orphans",
+    ]
+    return markdown(
+        header, [[stage, *(own[n] for n in names)] for stage, own in stages.items()]
+    )
 
 
 def disk_table() -> str:
-    names = ("cases", "failed", "clear_line_and_exit_1", "earlier_results_intact", "resumed", "same_bits")
+    names = (
+        "cases",
+        "failed",
+        "clear_line_and_exit_1",
+        "earlier_results_intact",
+        "resumed",
+        "same_bits",
+    )
     header = [
         "fault",
         "cases",
@@ -83,7 +111,10 @@ def disk_table() -> str:
         "resumed",
         "same bits",
     ]
-    return markdown(header, [[fault, *(own[n] for n in names)] for fault, own in load("disk")["faults"].items()])
+    return markdown(
+        header,
+        [[fault, *(own[n] for n in names)] for fault, own in load("disk")["faults"].items()],
+    )
 
 
 def soak_table() -> str:
@@ -93,8 +124,15 @@ def soak_table() -> str:
         ends = [f"{own['rss_mib_after_warm_up']:.0f} → {own['rss_mib_at_the_end']:.0f} MiB"]
         for name in ("handles", "threads"):
             known = f"{name}_at_the_end" in own
-            ends.append(f"{own[f'{name}_after_warm_up']} → {own[f'{name}_at_the_end']}" if known else "–")
-        title = {"adapt": "adaptations in one process", "predict": "images in one `usfan predict`"}[what]
+            ends.append(
+                f"{own[f'{name}_after_warm_up']} → {own[f'{name}_at_the_end']}"
+                if known
+                else "–"
+            )
+        title = {
+            "adapt": "adaptations in one process",
+            "predict": "images in one `usfan predict`",
+        }[what]
         lines.append([title, number(count), *ends, f"{own['seconds']:.0f} s"])
     return markdown(["what", "count", "memory", "handles", "threads", "time"], lines)
 
@@ -102,8 +140,19 @@ def soak_table() -> str:
 def supply_table() -> str:
     lines = []
     for name, own in load("supply")["suites"].items():
-        versions = ", ".join(f"{package} {version}" for package, version in own["versions"].items())
-        lines.append([name, own["python"], versions, number(own["passed"]), own["failed"], own["skipped"]])
+        versions = ", ".join(
+            f"{package} {version}" for package, version in own["versions"].items()
+        )
+        lines.append(
+            [
+                name,
+                own["python"],
+                versions,
+                number(own["passed"]),
+                own["failed"],
+                own["skipped"],
+            ]
+        )
     return markdown(["suite", "Python", "packages", "passed", "failed", "skipped"], lines)
 
 
@@ -133,16 +182,42 @@ def hostile_table() -> str:
         ]
         for kind, own in kinds.items()
     ]
-    return markdown(["what", "cases", "failures", "slowest, CPU", "slowest, wall", "most memory", "outcomes"], lines)
+    return markdown(
+        [
+            "what",
+            "cases",
+            "failures",
+            "slowest, CPU",
+            "slowest, wall",
+            "most memory",
+            "outcomes",
+        ],
+        lines,
+    )
 
 
 def signals_table() -> str:
-    header = ["command", "signals", "failures", "slowest end", "tracebacks", "half-written", "resumed", "same bits"]
+    header = [
+        "command",
+        "signals",
+        "failures",
+        "slowest end",
+        "tracebacks",
+        "half-written",
+        "resumed",
+        "same bits",
+    ]
     names = ("tracebacks", "half_written", "resumed", "bit_identical")
     return markdown(
         header,
         [
-            [name, own["signals"], own["failures"], f"{own['slowest_end_seconds']:.1f} s", *(own[n] for n in names)]
+            [
+                name,
+                own["signals"],
+                own["failures"],
+                f"{own['slowest_end_seconds']:.1f} s",
+                *(own[n] for n in names),
+            ]
             for name, own in load("signals")["commands"].items()
         ],
     )
@@ -168,7 +243,9 @@ def main() -> None:
             for name, make in TABLES.items():
                 pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
                 table = make()
-                text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+                text = re.sub(
+                    pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
+                )
             page.write_text(text, encoding="utf-8")
 
 

@@ -8,23 +8,72 @@ from pathlib import Path
 import usfan
 
 ROOT = Path(usfan.__file__).parent
-NAMES = {"open", "save_file", "load_file", "safe_open", "loadmat", "SummaryWriter", "read_bytes", "read_text"}
+NAMES = {
+    "open",
+    "save_file",
+    "load_file",
+    "safe_open",
+    "loadmat",
+    "SummaryWriter",
+    "read_bytes",
+    "read_text",
+}
 CALLS = {
-    *(f"os.{name}" for name in ("open", "fdopen", "unlink", "remove", "rename", "replace", "rmdir", "mkdir")),
-    *(f"tempfile.{name}" for name in ("mkstemp", "TemporaryFile", "NamedTemporaryFile", "mkdtemp")),
-    *("gzip.open", "bz2.open", "gzip.decompress", "bz2.decompress", "zipfile.ZipFile", "np.load", "np.fromfile"),
-    *("np.loadtxt", "torch.load", "torch.save", "Image.open", "mmap.mmap", "shutil.rmtree", "shutil.copyfileobj"),
+    *(
+        f"os.{name}"
+        for name in (
+            "open",
+            "fdopen",
+            "unlink",
+            "remove",
+            "rename",
+            "replace",
+            "rmdir",
+            "mkdir",
+        )
+    ),
+    *(
+        f"tempfile.{name}"
+        for name in ("mkstemp", "TemporaryFile", "NamedTemporaryFile", "mkdtemp")
+    ),
+    *(
+        "gzip.open",
+        "bz2.open",
+        "gzip.decompress",
+        "bz2.decompress",
+        "zipfile.ZipFile",
+        "np.load",
+        "np.fromfile",
+    ),
+    *(
+        "np.loadtxt",
+        "torch.load",
+        "torch.save",
+        "Image.open",
+        "mmap.mmap",
+        "shutil.rmtree",
+        "shutil.copyfileobj",
+    ),
     *("yaml.safe_load", "yaml.load", "json.load"),
 }
-METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink", "savefig", "symlink_to", "rmdir", "touch"}
+METHODS = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "unlink",
+    "savefig",
+    "symlink_to",
+    "rmdir",
+    "touch",
+}
 
 ALLOWED = {
     "files.py": "the one way",
     "tensor_file.py": "the one way, for tensors: by descriptor",
     "config.py read_bytes": "the package's own presets",
-    "data/cache_file.py open": "the cache: a part that `whole_file` made",
-    "data/cache_file.py unlink": "the cache: its own parts",
-    "data/cache_file.py mmap.mmap": "the cache: an open file",
+    "data/row_cache.py open": "the cache: a part that `Folder.replacing` made",
+    "data/row_cache.py unlink": "the cache: its own parts",
     "data/images.py open": "the user's images, for their digest: 1 MiB of each",
     "data/decoding/decode.py open": "the user's images: a regular file of bounded size",
     "data/decoding/decode.py Image.open": "bytes that were read",
@@ -40,34 +89,33 @@ ALLOWED = {
     "data/benchmarks/archives.py np.fromfile": "published archives: as large as the file",
     "data/benchmarks/archives.py loadmat": "after the sizes were compared",
     "data/benchmarks/catalogue.py read_text": "the package's own",
-    "data/benchmarks/layouts.py read_text": "by `read_named`",
     "data/lists.py read_text": "by `read_named`",
+    "data/class_file.py read_text": "by `read_named`",
     "data/few_labels.py read_text": "by `read_named`",
     "models/backbones.py torch.load": "weights only, after the sizes were compared",
     "models/backbones.py zipfile.ZipFile": "to compare sizes",
-    "adaptation/adapt.py self.open": "no file",
-    "adaptation/adapt.py self.guard.open": "no file",
+    "adaptation/run.py self.guard.open": "no file",
     "adaptation/several.py guard.open": "no file",
-    "evaluation/predictions.py open": "a part that `whole_file` made, or the parts of other processes",
-    "evaluation/predictions.py unlink": "those parts",
-    "evaluation/predictions.py shutil.copyfileobj": "those parts",
+    "metrics/predictions.py open": "a part that `whole_file` made",
+    "metrics/predictions.py tempfile.TemporaryFile": "unnamed",
     "report/page.py read_text": "the package's own",
-    "reproduce/tables.py read_text": "the package's own",
-    "reproduce/digits.py gzip.decompress": "a file of an installed package",
-    "reproduce/digits.py read_bytes": "a file of an installed package",
-    "reproduce/digits.py np.loadtxt": "bytes that were read",
-    "reproduce/agreement.py unlink": "its own tables: of a link, the link goes",
-    "reproduce/command.py Suite.open": "no file",
-    "reproduce/suite.py rmdir": "the folder of features that this study made",
-    "reproduce/cluster.py Suite.open": "no file",
-    "reproduce/toy/figure.py savefig": "to a part that `whole_file` made",
-    "reproduce/suite_figure.py savefig": "to a part that `whole_file` made",
-    "reproduce/digits_figure.py savefig": "to a part that `whole_file` made",
-    "runs/folder.py os.rename": "relative to the folder's descriptor",
-    "runs/folder.py os.rmdir": "relative to the folder's descriptor",
-    "runs/folder.py rmdir": "what this run made itself",
-    "runs/folder.py unlink": "what this run made itself",
-    "runs/folder.py SummaryWriter": "TensorBoard names its file by time, machine and process",
+    "study/tables.py read_text": "the package's own",
+    "study/digits.py gzip.decompress": "a file of an installed package",
+    "study/digits.py read_bytes": "a file of an installed package",
+    "study/digits.py np.loadtxt": "bytes that were read",
+    "study/agreement.py unlink": "its own tables: of a link, the link goes",
+    "study/entropies.py savefig": "to a part that `whole_file` made",
+    "study/toy_figure.py savefig": "to a part that `whole_file` made",
+    "report/inline_svg.py savefig": "to memory",
+    "study/suite.py shutil.rmtree": "the folder of features that this study made",
+    "store/run_folder.py mmap.mmap": "the log, by descriptor",
+    "study/command.py Suite.open": "no file",
+    "study/cluster.py Suite.open": "no file",
+    "store/run_folder.py os.rename": "relative to the folder's descriptor",
+    "store/run_folder.py os.rmdir": "relative to the folder's descriptor",
+    "store/run_folder.py rmdir": "what this run made itself",
+    "store/run_folder.py unlink": "what this run made itself",
+    "store/run_folder.py SummaryWriter": "TensorBoard names its file by time, machine and process",
     "cli/commands.py read_text": "the table that `predict --json` has just written to a temporary folder",
     "cli/ending.py os.open": "/dev/null",
     "cli/ending.py os.fdopen": "standard error",
@@ -90,7 +138,8 @@ def calls(path: Path) -> list[str]:
 
 
 def test_every_open_is_known():
-    unknown, used = Counter(), set()
+    unknown = Counter()
+    used = set()
     for path in sorted(ROOT.rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()
         for call in calls(path):
@@ -106,5 +155,7 @@ def test_every_open_is_known():
 
 def test_a_new_open_is_noticed(tmp_path):
     file = tmp_path / "x.py"
-    file.write_text("open('a')\nPath('b').write_text('c')\nimport os\nos.open('d', 0)\nnp.load('e')\n")
+    file.write_text(
+        "open('a')\nPath('b').write_text('c')\nimport os\nos.open('d', 0)\nnp.load('e')\n"
+    )
     assert calls(file) == ["open", "write_text", "os.open", "np.load"]

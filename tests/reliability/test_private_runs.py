@@ -8,12 +8,20 @@ import yaml
 
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny, usfan
 from tiny_models import tiny_model
-from usfan.artifacts.model import SourceModel
-from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.store.model import SourceModel
+from usfan.uncertainty.kronecker import KroneckerPosterior
 
 MODEL = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}
 PRIVATE = MODEL | {".lock", "config.yaml", "log.jsonl", "metrics.json"}
-TELLING = ("secret-place", "validation_accuracy", "log_evidence", "best_epoch", "seconds", '"seed"', "seed: 0")
+TELLING = (
+    "secret-place",
+    "validation_accuracy",
+    "log_evidence",
+    "best_epoch",
+    "seconds",
+    '"seed"',
+    "seed: 0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +49,17 @@ def test_different_data_with_the_same_factors_leave_the_same_folder(tmp_path):
         folders.append(contents(model.save(tmp_path / name, private=True)))
     assert folders[0] == folders[1]
     model.posterior = KroneckerPosterior.fit(2 * seen, torch.zeros(40, 3), weight)
-    assert contents(model.save(tmp_path / "other", private=True)) != folders[0]  # other factors do show
+    assert (
+        contents(model.save(tmp_path / "other", private=True)) != folders[0]
+    )  # other factors do show
 
 
 def test_a_private_training_leaves_nothing_else(data, tmp_path):
     run = train_tiny(data, tmp_path / "run", "--private")
     files = contents(run)
-    assert set(files) == PRIVATE  # no curves: the names of TensorBoard's files hold that of the machine
+    assert (
+        set(files) == PRIVATE
+    )  # no curves: the names of TensorBoard's files hold that of the machine
     for telling in TELLING:
         assert not [name for name, value in files.items() if telling.encode() in value], telling
     assert set(json.loads(files["metrics.json"])) == {"classes", "images", "skipped"}
@@ -56,7 +68,9 @@ def test_a_private_training_leaves_nothing_else(data, tmp_path):
     assert set(settings.values()) == {"(withheld)"}
     open_run = train_tiny(data, tmp_path / "open")
     assert (open_run / "model.safetensors").read_bytes() == files["model.safetensors"]
-    assert "secret-place" in (open_run / "config.yaml").read_text()  # what there was to withhold
+    assert (
+        "secret-place" in (open_run / "config.yaml").read_text()
+    )  # what there was to withhold
     assert "validation_accuracy" in (open_run / "metrics.json").read_text()
 
 
@@ -67,7 +81,10 @@ def test_a_private_posterior_leaves_nothing_else(data, tmp_path):
     assert set(files) == PRIVATE
     for telling in TELLING:
         assert not [name for name, value in files.items() if telling.encode() in value], telling
-    assert "log_evidence" in (posterior(source, data, tmp_path / "open") / "metrics.json").read_text()
+    assert (
+        "log_evidence"
+        in (posterior(source, data, tmp_path / "open") / "metrics.json").read_text()
+    )
     assert SourceModel.load(run).posterior.count == 24
 
 

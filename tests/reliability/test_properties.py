@@ -11,21 +11,30 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planning import resolve
 from tiny_models import tiny_model
-from usfan.adaptation.settings import resolve
-from usfan.artifacts.schema import ModelConfig, parse_config
-from usfan.cli.parse import parse as parse_words
-from usfan.cli.settings import read_settings
+from usfan.cli.commands import COMMANDS
+from usfan.cli.flags import describe
+from usfan.cli.main import parse_settings
+from usfan.cli.settings import read_settings as read_settings_of
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, make_config
 from usfan.data.lists import inside, parse
 from usfan.errors import ArtifactError, ConfigError
-from usfan.evaluation.metrics import classification_metrics, confusion
+from usfan.metrics.metrics import classification_metrics, confusion
+from usfan.store.schema import ModelConfig, parse_config
 
 KINDS = (TrainConfig, AdaptConfig, RuntimeConfig)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
 )
+
+
+def read_settings(name, values):
+    return read_settings_of(describe(COMMANDS[name]), values)
 
 
 def result_or_refusal(call, refusal: type[Exception]):
@@ -42,8 +51,12 @@ def field_names(kind: type) -> list[str]:
 
 def settings_of(kind: type) -> st.SearchStrategy:
     """Settings with the names of this config, and now and then another; values of any type."""
-    likely = st.sampled_from([0, 1, 2, 0.5, 1e-3, "evidence", "auto", "none", "exact", "3", "0.1", "on", True, None])
-    return st.dictionaries(st.sampled_from(field_names(kind)) | st.text(max_size=8), likely | anything, max_size=6)
+    likely = st.sampled_from(
+        [0, 1, 2, 0.5, 1e-3, "evidence", "auto", "none", "exact", "3", "0.1", "on", True, None]
+    )
+    return st.dictionaries(
+        st.sampled_from(field_names(kind)) | st.text(max_size=8), likely | anything, max_size=6
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +70,9 @@ def test_any_settings_make_a_config_or_a_clear_error(kind, data):
         return
     again = make_config(kind, dataclasses.asdict(config))
     assert again == config
-    assert make_config(kind, yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config)))) == config
+    assert (
+        make_config(kind, yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config)))) == config
+    )
     for value in vars(config).values():
         assert not isinstance(value, float) or math.isfinite(value), config
     json.dumps(dataclasses.asdict(config), allow_nan=False)
@@ -66,25 +81,43 @@ def test_any_settings_make_a_config_or_a_clear_error(kind, data):
 @settings(max_examples=150, deadline=None)
 @given(
     st.fixed_dictionaries(
-        {"epochs": st.integers(0, 10**6), "lr": st.floats(0, 10), "samples": st.integers(1, 99), "guard": st.booleans()}
+        {
+            "epochs": st.integers(0, 10**6),
+            "lr": st.floats(0, 10),
+            "samples": st.integers(1, 99),
+            "guard": st.booleans(),
+        }
     )
 )
 def test_a_flag_is_text_and_means_the_same(values):
-    texts = {k: str(v) for k, v in values.items()} | {"guard": "on" if values["guard"] else "off"}
+    texts = {k: str(v) for k, v in values.items()} | {
+        "guard": "on" if values["guard"] else "off"
+    }
     assert make_config(AdaptConfig, texts) == make_config(AdaptConfig, values)
-    words = [word for name, text in texts.items() if name != "samples" for word in (f"--{name}", text)]
-    given = parse_words("adapt", ["a", "b", *words, "--set", f"samples={texts['samples']}"])
-    found = read_settings("adapt", {**given, "out": "run"})
-    assert {name: found[name] for name in values} == values
+    words = [
+        word
+        for name, text in texts.items()
+        if name != "samples"
+        for word in (f"--{name}", text)
+    ]
+    words += ["--set", f"samples={texts['samples']}"]
+    parsed = parse_settings("adapt", ["a", "b", "--out", "run", *words])
+    assert {name: parsed[name] for name in values} == values
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200) | st.text(alphabet="[]{}:,-&*!|>'\"\n ab01", max_size=120).map(str.encode))
+@given(
+    st.binary(max_size=200)
+    | st.text(alphabet="[]{}:,-&*!|>'\"\n ab01", max_size=120).map(str.encode)
+)
 def test_any_config_file_is_settings_or_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
     found, refused = result_or_refusal(
-        lambda: read_settings("adapt", {"config": str(path), "source": ["a", "b"], "out": "run"}), ConfigError
+        lambda: read_settings(
+            "adapt", {"config": str(path), "source": ["a"], "data": "b", "out": "run"}
+        ),
+        ConfigError,
     )
     if refused is not None:
         assert len(refused) < 2000
@@ -96,7 +129,14 @@ def test_any_config_file_is_settings_or_a_clear_error(tmp_path_factory, content)
 
 @pytest.mark.parametrize(
     "content",
-    ["[" * 100_000, "{a: " * 50_000, "a: " + "9" * 10_000, "a: 2001-99-99", "a: !!python/name:os.system", "\0"],
+    [
+        "[" * 100_000,
+        "{a: " * 50_000,
+        "a: " + "9" * 10_000,
+        "a: 2001-99-99",
+        "a: !!python/name:os.system",
+        "\0",
+    ],
 )
 def test_config_files_made_to_hurt(content, tmp_path):
     path = tmp_path / "bomb.yaml"
@@ -107,17 +147,26 @@ def test_config_files_made_to_hurt(content, tmp_path):
 
 def as_a_command_does(command: str, given: dict) -> None:
     settings = read_settings(command, given)
-    resolve({k: v for k, v in settings.items() if k not in ("source", "data", "out")}, pretrained=True, classes=2)
+    resolve(
+        {k: v for k, v in settings.items() if k not in ("source", "data", "out")},
+        pretrained=True,
+        classes=2,
+    )
 
 
 @pytest.mark.parametrize("command", ["methods", "adapt"])
 @pytest.mark.parametrize(
-    "key", ["\x1b[31mred", "x" * 100_000, "line\nbreak", "\u202egnp"], ids=["colour", "long", "lines", "backwards"]
+    "key",
+    ["\x1b[31mred", "x" * 100_000, "line\nbreak", "\u202egnp"],
+    ids=["colour", "long", "lines", "backwards"],
 )
 def test_a_strangers_names_are_shown_escaped_and_cut(tmp_path, command, key):
     path = tmp_path / "names.yaml"
     path.write_text(yaml.safe_dump({key: 1}))
-    given = {"config": str(path), **({} if command == "methods" else {"source": ["a", "b"], "out": "run"})}
+    given = {
+        "config": str(path),
+        **({} if command == "methods" else {"source": ["a"], "data": "b", "out": "run"}),
+    }
     with pytest.raises(ConfigError) as caught:
         as_a_command_does(command, given)
     assert len(str(caught.value)) < 500
@@ -146,7 +195,9 @@ def config_text(tmp_path_factory):
     return (tiny_model().save(tmp_path_factory.mktemp("model")) / "config.json").read_text()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_model_config_is_one_or_a_clear_error(config_text, tmp_path_factory, data):
     config = json.loads(config_text)
@@ -166,8 +217,14 @@ def test_any_model_config_is_one_or_a_clear_error(config_text, tmp_path_factory,
         assert len(refused) < 500
 
 
-words = st.text("abcdé-_. ", min_size=1, max_size=6).map(str.strip).filter(lambda w: w.strip(".") and w == w.strip())
-lines = st.lists(st.tuples(words.map(lambda w: f"{w}.jpg"), st.integers(0, 5)), min_size=1, max_size=8)
+words = (
+    st.text("abcdé-_. ", min_size=1, max_size=6)
+    .map(str.strip)
+    .filter(lambda w: w.strip(".") and w == w.strip())
+)
+lines = st.lists(
+    st.tuples(words.map(lambda w: f"{w}.jpg"), st.integers(0, 5)), min_size=1, max_size=8
+)
 
 
 @given(lines, st.randoms(use_true_random=False))
@@ -175,7 +232,8 @@ def test_the_order_of_a_list_is_only_an_order(entries, rng):
     shuffled = list(entries)
     rng.shuffle(shuffled)
     first, second = (
-        sorted((e.path, e.label) for e in parse("\n".join(f"{p} {k}" for p, k in each))) for each in (entries, shuffled)
+        sorted((e.path, e.label) for e in parse("\n".join(f"{p} {k}" for p, k in each)))
+        for each in (entries, shuffled)
     )
     assert first == second
 
@@ -214,7 +272,8 @@ def test_metrics_know_neither_order_nor_names(case):
     labels = torch.randint(0, K, (N,), generator=generator)
     names = [f"c{k}" for k in range(K)]
     figures = classification_metrics(probs, labels, names)
-    rows, columns = torch.randperm(N, generator=generator), torch.randperm(K, generator=generator)
+    rows = torch.randperm(N, generator=generator)
+    columns = torch.randperm(K, generator=generator)
     other = classification_metrics(
         probs[rows][:, columns], columns.argsort()[labels[rows]], [names[c] for c in columns]
     )

@@ -4,7 +4,15 @@ import os
 import subprocess
 
 import pytest
-from disk import Bench, file_size_limit, full_disk, jumping_clocks, read_only, summary, vanishing_images
+from disk import (
+    Bench,
+    file_size_limit,
+    full_disk,
+    jumping_clocks,
+    read_only,
+    summary,
+    vanishing_images,
+)
 from faults import attempt, small_disk
 
 
@@ -16,7 +24,12 @@ def bench(tmp_path_factory):
 def check(rows):
     figures = summary(rows)
     assert 0 < figures["failed"] == figures["clear_line_and_exit_1"] == figures["cases"], rows
-    assert figures["earlier_results_intact"] == figures["resumed"] == figures["same_bits"] == figures["cases"], rows
+    assert (
+        figures["earlier_results_intact"]
+        == figures["resumed"]
+        == figures["same_bits"]
+        == figures["cases"]
+    ), rows
 
 
 @pytest.mark.parametrize("name", ["train", "suite"])
@@ -43,11 +56,19 @@ def test_a_clock_that_jumps(bench):
 
 
 def test_images_that_vanish_are_skipped_by_name(bench):
-    assert vanishing_images(bench) == {"vanished": 3, "exit": 0, "images": 57, "named": True, "of": 60}
+    assert vanishing_images(bench) == {
+        "vanished": 3,
+        "exit": 0,
+        "images": 57,
+        "named": True,
+        "of": 60,
+    }
 
 
 def test_a_source_model_that_vanishes(bench, tmp_path):
-    done = attempt("adapt", tmp_path / "gone", bench.target, "--out", tmp_path / "run", "--device", "cpu")
+    done = attempt(
+        "adapt", tmp_path / "gone", bench.target, "--out", tmp_path / "run", "--device", "cpu"
+    )
     assert done.code == 2
     assert done.text.strip() == f"usfan adapt: {tmp_path / 'gone'}: no such model folder"
     assert os.listdir(tmp_path) == []

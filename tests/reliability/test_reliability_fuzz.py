@@ -7,8 +7,8 @@ from artifact_mutations import KINDS, mutated
 from fuzz import artifact_cases, base_folders, fuzz, passed
 
 from tiny_models import tiny_model
-from usfan.artifacts.model import SourceModel
 from usfan.errors import ArtifactError
+from usfan.store.model import SourceModel
 
 
 @pytest.mark.parametrize(("what", "count"), [("artifacts", 150), ("images", 100)])
@@ -16,17 +16,21 @@ def test_strangers_files(what, count):
     figures = fuzz(what, count)
     assert figures["cases"] == count
     assert passed(figures), figures
-    refused = sum(n for outcome, n in figures["outcomes"].items() if outcome in ("refused", "skipped by name"))
+    refused = sum(
+        n
+        for outcome, n in figures["outcomes"].items()
+        if outcome in ("refused", "skipped by name")
+    )
     assert count / 20 < refused < count  # the damage is neither harmless nor all there is
 
 
 def test_the_cases_would_notice(tmp_path, monkeypatch):
     """An exception of another kind is a failure: the check is not blind."""
     case = artifact_cases(tmp_path)
-    monkeypatch.setattr("usfan.artifacts.model.load_model", lambda *_, **__: [][1])
+    monkeypatch.setattr("usfan.store.model.load_model", lambda *_, **__: [][1])
     with pytest.raises(IndexError):
         case(0)[1]()
-    monkeypatch.setattr("usfan.artifacts.model.load_model", refuse_without_a_name)
+    monkeypatch.setattr("usfan.store.model.load_model", refuse_without_a_name)
     assert case(0)[1]().startswith("BAD: message")
 
 
@@ -35,7 +39,8 @@ def refuse_without_a_name(*_, **__):
 
 
 def test_every_kind_of_damage_changes_the_folder():
-    bases, changed = base_folders(), set()
+    bases = base_folders()
+    changed = set()
     for number in range(5 * len(KINDS)):
         kind, folder = mutated(bases[0], bases[:1], number)
         if folder != bases[0]:

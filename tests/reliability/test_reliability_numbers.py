@@ -8,33 +8,46 @@ from PIL import Image
 import usfan
 from tiny_models import tiny_model, witness_for
 from usfan.adaptation.methods import METHODS
-from usfan.artifacts.model import SourceModel
 from usfan.config import RuntimeConfig
 from usfan.data.sources import ImageData
 from usfan.errors import ArtifactError, DataError, UsfanError
 from usfan.models.backbones import create_backbone
 from usfan.models.classifier import Classifier
-from usfan.posterior.kronecker import KroneckerPosterior
+from usfan.store.model import SourceModel
+from usfan.uncertainty.kronecker import KroneckerPosterior
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 NAN = float("nan")
 
 
 def pixels(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        256,
+        (count, 1, 28, 28),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
+    )
 
 
 def wide_model(classes: int, images: torch.Tensor) -> SourceModel:
     """As many classes as asked for; the posterior has seen only these few images."""
     torch.manual_seed(0)
     made = create_backbone("digits-cnn", "none")
-    network, features, spec = made.module, made.features, made.spec
+    network = made.module
+    features = made.features
+    spec = made.spec
     settings = {"bottleneck": 16, "dropout": 0.0, "head_bias": True, "head_norm": True}
     classifier = Classifier(network, features, classes, **settings).eval()
     with torch.no_grad():
-        posterior = KroneckerPosterior.fit(*classifier(images.float() / 255), *classifier.head_tensors())
+        posterior = KroneckerPosterior.fit(
+            *classifier(images.float() / 255), *classifier.head_tensors()
+        )
     return SourceModel(
-        classifier, posterior, tuple(map(str, range(classes))), spec, {"backbone": "digits-cnn", **settings}
+        classifier,
+        posterior,
+        tuple(map(str, range(classes))),
+        spec,
+        {"backbone": "digits-cnn", **settings},
     )
 
 
@@ -50,11 +63,14 @@ TARGETS = {
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_awkward_targets(target, precision):
-    images, source = TARGETS[target](), tiny_model()
+    images = TARGETS[target]()
+    source = tiny_model()
     for method in METHODS:
         runtime = RuntimeConfig(device="cpu", precision=precision)
         given = witness_for(method, images)
-        adapted = usfan.adapt(source, images, method, epochs=2, batch_size=8, runtime=runtime, **given)
+        adapted = usfan.adapt(
+            source, images, method, epochs=2, batch_size=8, runtime=runtime, **given
+        )
         prediction = adapted.predict(images)
         for name in ("probs", "entropy", "weight"):
             assert bool(getattr(prediction, name).isfinite().all()), (method, name)
@@ -66,7 +82,9 @@ def test_a_thousand_classes_and_ten_samples(precision):
     source = wide_model(1000, images)
     runtime = RuntimeConfig(device="cpu", precision=precision)
     for method in ("shot", "u-sfan+"):
-        adapted = usfan.adapt(source, images, method, epochs=1, batch_size=4, samples=16, runtime=runtime)
+        adapted = usfan.adapt(
+            source, images, method, epochs=1, batch_size=4, samples=16, runtime=runtime
+        )
         prediction = adapted.predict(images)
         assert prediction.probs.shape == (10, 1000)
         assert bool(prediction.probs.isfinite().all())
@@ -97,7 +115,9 @@ def test_a_singular_factor(dtype):
         probs, information = posterior.moments(features.to(dtype))
         assert bool(probs.isfinite().all())
         assert bool(information.isfinite().all())
-        torch.testing.assert_close(probs.sum(dim=1), torch.ones(20, dtype=probs.dtype), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            probs.sum(dim=1), torch.ones(20, dtype=probs.dtype), rtol=0, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,7 +126,11 @@ def test_a_singular_factor(dtype):
 def test_the_objective_and_its_gradient(dtype, scale, count):
     generator = torch.Generator().manual_seed(0)
     logits = (scale * torch.randn(count, 6, generator=generator)).to(dtype).requires_grad_()
-    for weights in (None, torch.rand(count, generator=generator).to(dtype), torch.zeros(count, dtype=dtype)):
+    for weights in (
+        None,
+        torch.rand(count, generator=generator).to(dtype),
+        torch.zeros(count, dtype=dtype),
+    ):
         loss = usfan.information_maximization(logits, weights)
         (gradient,) = torch.autograd.grad(loss, logits)
         assert bool(loss.isfinite())
@@ -123,13 +147,14 @@ def test_images_with_nan(value, tmp_path):
         Image.fromarray(image).save(tmp_path / f"{number:02}.tiff")
     adapted = usfan.adapt(tiny_model(), ImageData(tmp_path), epochs=1, batch_size=4)
     assert [entry.reason for entry in adapted.passes.skipped] == ["NaN or infinite pixels"]
-    assert len(adapted.passes.kept) == 11
+    assert len(adapted.passes.positions) == 11
 
 
 @pytest.mark.parametrize("place", ["backbone.0.weight", "bottleneck.1.weight"])
 def test_weights_that_are_finite_but_huge(place, tmp_path):
     """They pass the check of the file; what they predict does not."""
-    model, images = tiny_model(), pixels(12)
+    model = tiny_model()
+    images = pixels(12)
     with torch.no_grad():
         model.classifier.state_dict()[place].fill_(3e38)
     model = SourceModel.load(model.save(tmp_path))
@@ -146,7 +171,9 @@ def test_weights_that_are_finite_but_huge(place, tmp_path):
 def test_a_training_that_diverges_ends_in_one_clear_error():
     data = ImageData(pixels(24)[:, 0].numpy(), labels=[0, 1] * 12, classes=["a", "b"])
     with pytest.raises(UsfanError, match="finite"):
-        usfan.train_source(data, backbone="digits-cnn", epochs=2, batch_size=8, lr=1e30, validation_share=0)
+        usfan.train_source(
+            data, backbone="digits-cnn", epochs=2, batch_size=8, lr=1e30, validation_share=0
+        )
 
 
 def test_an_adaptation_that_diverges_keeps_the_source():

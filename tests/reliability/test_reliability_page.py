@@ -7,7 +7,8 @@ from kill_and_resume import passed as kill_passed
 from soak import passed as soak_passed
 from tables import PAGES, TABLES, load
 
-from usfan.cli.flags import COMMANDS
+from usfan.cli.commands import COMMANDS
+from usfan.cli.flags import describe
 
 ROOT = PAGES[0].parents[1]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -31,7 +32,11 @@ def test_scripts_and_targets_exist():
 
 
 def test_flags_that_are_named_exist():
-    every = {"--" + name.replace("_", "-") for _, make in COMMANDS.values() for name in make().flags}
+    every = {
+        flag.option
+        for command in COMMANDS.values()
+        for flag in describe(command).flags.values()
+    }
     for flag in set(re.findall(r"`(--[a-z-]+)`", TEXT)):
         assert flag in every, flag
 
@@ -39,7 +44,11 @@ def test_flags_that_are_named_exist():
 def test_the_saved_figures_are_those_of_runs_that_passed():
     fuzz = load("fuzz")
     assert (fuzz["artifacts"]["cases"], fuzz["images"]["cases"]) == (20_000, 5_000)
-    assert not any(fuzz[what][name] for what in ("artifacts", "images") for name in ("failures", "over_2_seconds"))
+    assert not any(
+        fuzz[what][name]
+        for what in ("artifacts", "images")
+        for name in ("failures", "over_2_seconds")
+    )
     assert load("hostile")["passed"]
     assert load("hostile")["cases"] >= 20_000
     assert load("signals")["passed"]

@@ -19,7 +19,12 @@ def test_predictions_in_flat_memory():
 
 
 def test_growth_is_seen():
-    figures = {"handles_after_warm_up": 9, "handles_at_the_end": 9, "threads_after_warm_up": 2, "threads_at_the_end": 2}
+    figures = {
+        "handles_after_warm_up": 9,
+        "handles_at_the_end": 9,
+        "threads_after_warm_up": 2,
+        "threads_at_the_end": 2,
+    }
     flat = {"rss_mib_after_warm_up": 500.0, "rss_mib_at_the_end": 501.0}
     assert passed(figures | flat)
     assert not passed(figures | flat | {"rss_mib_at_the_end": 540.0})

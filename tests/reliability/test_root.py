@@ -26,9 +26,12 @@ def test_data_inside_the_root(place):
     assert train(place, place / "root" / "data") == 0
 
 
-@pytest.mark.parametrize("way", ["folder", "dots", "absolute", "linked file", "linked folder", "linked image"])
+@pytest.mark.parametrize(
+    "way", ["folder", "dots", "absolute", "linked file", "linked folder", "linked image"]
+)
 def test_data_outside_the_root(place, way, capsys):
-    root, outside = place / "root", place / "outside"
+    root = place / "root"
+    outside = place / "outside"
     inner = [f"data/class-{k}/{n:03}.png {k}" for k in range(3) for n in range(4)]
     data = place / "list.txt"
     if way == "folder":
@@ -58,12 +61,20 @@ def test_data_outside_the_root(place, way, capsys):
 @pytest.mark.parametrize("name", ["cache", "pretrained"])
 def test_paths_in_a_config_file(place, name, capsys):
     config = place / "config.yaml"
-    for value in (str(place / "outside" / "x"), str(place / "root" / ".." / "outside" / "x"), "../x"):
+    for value in (
+        str(place / "outside" / "x"),
+        str(place / "root" / ".." / "outside" / "x"),
+        "../x",
+    ):
         config.write_text(yaml.safe_dump({name: value}))
         assert train(place, place / "root" / "data", "--config", config) == 2
         assert f"{name}: {value} leaves the root" in capsys.readouterr().err
         assert not (place / "outside" / "x").exists()
-    config.write_text(yaml.safe_dump({name: "none" if name == "pretrained" else str(place / "root" / "cache")}))
+    config.write_text(
+        yaml.safe_dump(
+            {name: "none" if name == "pretrained" else str(place / "root" / "cache")}
+        )
+    )
     assert train(place, place / "root" / "data", "--config", config) == 0
 
 

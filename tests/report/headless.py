@@ -21,14 +21,23 @@ FLAGS = (
 
 
 def find_chromium() -> str | None:
-    return next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
+    return next(
+        (
+            p
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (p := shutil.which(name))
+        ),
+        None,
+    )
 
 
 class Browser:
     """One tab. `errors` and `requests` fill as the page runs."""
 
     def __init__(self, program: str, profile: Path, patience: float = 60.0) -> None:
-        self.patience, self.buffer, self.count = patience, b"", 0
+        self.patience = patience
+        self.buffer = b""
+        self.count = 0
         self.errors: list[str] = []
         self.requests: list[str] = []
         commands, self.out = os.pipe()
@@ -43,7 +52,9 @@ class Browser:
         os.close(answers)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = None
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -79,7 +90,11 @@ class Browser:
     def note(self, event: str, params: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(params["exceptionDetails"])[:400])
-        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+        elif event == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.errors.append(json.dumps(params["args"])[:400])
         elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.errors.append(params["entry"]["text"])
@@ -97,7 +112,9 @@ class Browser:
         if problem := self.call("Page.navigate", url=page.resolve().as_uri()).get("errorText"):
             raise RuntimeError(f"{page}: {problem}")
         end = time.monotonic() + self.patience
-        while not self.run("location.protocol === 'file:' && document.documentElement?.dataset.ready === '1'"):
+        while not self.run(
+            "location.protocol === 'file:' && document.documentElement?.dataset.ready === '1'"
+        ):
             if time.monotonic() > end:
                 raise TimeoutError("the page's script did not finish")
             time.sleep(0.02)
@@ -136,6 +153,9 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

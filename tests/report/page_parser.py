@@ -24,7 +24,9 @@ class Element:
     def all(self, tag: str = "", css: str = "") -> list[Element]:
         found = []
         for child in self.children:
-            if tag in ("", child.tag) and (not css or css in child.attributes.get("class", "").split()):
+            if tag in ("", child.tag) and (
+                not css or css in child.attributes.get("class", "").split()
+            ):
                 found.append(child)
             found += child.all(tag, css)
         return found

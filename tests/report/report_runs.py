@@ -9,22 +9,35 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from usfan.adaptation.settings import recorded_settings, resolve
-from usfan.evaluation.metrics import calibration_metrics, classification_metrics
-from usfan.evaluation.samples import mark_of
+from planning import make_plan
 from usfan.files import write_json, write_tensors
-from usfan.runs.folder import RunFolder
-from usfan.scoring.validators import validate
+from usfan.maths.validators import validate
+from usfan.metrics.image_table import mark_of
+from usfan.metrics.metrics import calibration_metrics, classification_metrics
+from usfan.store.run_folder import RunFolder
 
 EPOCHS = 6
-NAMES = ("back_pack", "bike", "calculator", "desk lamp", "monitor", "mug", "pen", "stapler", "trash can", "tape")
+NAMES = (
+    "back_pack",
+    "bike",
+    "calculator",
+    "desk lamp",
+    "monitor",
+    "mug",
+    "pen",
+    "stapler",
+    "trash can",
+    "tape",
+)
 
 
 def class_names(K: int) -> list[str]:
     return [NAMES[k] if k < len(NAMES) else f"thing {k}" for k in range(K)]
 
 
-def clusters(N: int, K: int, spread: float, wrong: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def clusters(
+    N: int, K: int, spread: float, wrong: float, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Labels N, features N×2 around K centres, logits N×K that are wrong on about a share `wrong`."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(N) * K // N
@@ -68,7 +81,9 @@ def write_adapt_run(
     """A finished run of `adapt`: every file that the report reads."""
     names = classes or class_names(K)
     given = {"epochs": EPOCHS, "seed": seed, "open_set": open_set, **settings}
-    config, method = resolve(given, pretrained=True, classes=K)
+    plan = make_plan(given, pretrained=True, classes=K)
+    if plan.config.setting == "auto":
+        plan = plan.with_setting("closed")
     true, before_map, before_logits = clusters(N, K, 2.6, 0.45, seed)
     _, after_map, after_logits = clusters(N, K, 1.1, 0.08, seed + 1)
     tables = {"probs_before": before_logits.softmax(1), "probs_after": after_logits.softmax(1)}
@@ -76,20 +91,30 @@ def write_adapt_run(
         "posterior_before": (0.6 * before_logits).softmax(1),
         "posterior_after": (0.8 * after_logits).softmax(1),
     }
-    entropy = {w: torch.special.entr(tables[f"posterior_{w}"]).sum(1) for w in ("before", "after")}
+    entropy = {
+        w: torch.special.entr(tables[f"posterior_{w}"]).sum(1) for w in ("before", "after")
+    }
     tensors = tables | {f"entropy_{w}": h for w, h in entropy.items()}
-    tensors |= {"weight": torch.exp(-entropy["after"]), "features_before": before_map, "features_after": after_map}
+    tensors |= {
+        "weight": torch.exp(-entropy["after"]),
+        "features_before": before_map,
+        "features_after": after_map,
+    }
     if open_set:
         true = torch.where(torch.arange(N) % 5 == 0, K, true)
         tensors["unknown"] = entropy["after"] > entropy["after"].quantile(0.8)
     if labels:
         tensors["labels"] = true
-    recorded = {"source": "runs/amazon", "data": "office31/webcam", **recorded_settings(config, method)}
+    recorded = {
+        "source": "runs/amazon",
+        "data": "office31/webcam",
+        **plan.settings(),
+    }
     with RunFolder(path, recorded, command="adapt") as run:
         epochs = log_epochs(run, tables)
         run.log("kept", epoch=4, of=EPOCHS, reason=f"kept epoch 4 of {EPOCHS}")
         metrics: dict[str, Any] = {
-            "method": config.method, "epochs": EPOCHS, "kept_epoch": 4, "seconds": 73.2, "images": N, "skipped": 0,
+            "method": plan.config.method, "epochs": EPOCHS, "kept_epoch": 4, "seconds": 73.2, "images": N, "skipped": 0,
             "guard": {"on": True, "kept_epoch": 4, "reason": f"kept epoch 4 of {EPOCHS}"},
             "validators": epochs[4], "validators_by_epoch": [{"epoch": i, **e} for i, e in enumerate(epochs)],
         }  # fmt: skip
@@ -110,15 +135,30 @@ def log_epochs(run: RunFolder, tables: dict[str, Tensor]) -> list[dict[str, floa
         t = min(epoch, 4) / 4
         probs = (1 - t) * tables["probs_before"] + t * tables["probs_after"]
         rows = slice(None, None, max(1, len(probs) // 300))
-        figures = validate(probs[rows], source_probs=tables["probs_before"][rows], posterior_probs=probs[rows])
-        losses = {"loss": 1 - 0.8 * t, "loss_entropy": 1.2 - t, "loss_diversity": -1.5 - 0.2 * t, "loss_pseudo": 0.0}
-        extra = {**losses, "lr": 0.01 * (1 + 10 * epoch / EPOCHS) ** -0.75, "seconds": 4.2} if epoch else {}
+        figures = validate(
+            probs[rows], source_probs=tables["probs_before"][rows], posterior_probs=probs[rows]
+        )
+        losses = {
+            "loss": 1 - 0.8 * t,
+            "loss_entropy": 1.2 - t,
+            "loss_diversity": -1.5 - 0.2 * t,
+            "loss_pseudo": 0.0,
+        }
+        extra = (
+            {**losses, "lr": 0.01 * (1 + 10 * epoch / EPOCHS) ** -0.75, "seconds": 4.2}
+            if epoch
+            else {}
+        )
         run.log("epoch", epoch=epoch, **extra, weight_mean=0.5 + 0.3 * t, validators=figures)
         found.append(figures)
     return found
 
 
-def score(tables: dict[str, Tensor], labels: Tensor, names: list[str], when: str) -> dict[str, Any]:
+def score(
+    tables: dict[str, Tensor], labels: Tensor, names: list[str], when: str
+) -> dict[str, Any]:
     known = labels < len(names)
     figures = classification_metrics(tables[f"probs_{when}"][known], labels[known], names)
-    return figures | calibration_metrics(tables[f"posterior_{when}"][known], labels[known], "posterior_")
+    return figures | calibration_metrics(
+        tables[f"posterior_{when}"][known], labels[known], "posterior_"
+    )

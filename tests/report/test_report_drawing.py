@@ -1,83 +1,113 @@
-"""The drawing board: ticks, densities, lines and the numbers in the captions."""
+"""Figures: what they draw, that they leave matplotlib as it was, and the numbers beside them."""
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_runs import write_adapt_run
 
-from usfan.report.blocks import number, seconds
-from usfan.report.curves import course, lines, series
-from usfan.report.plots import density
-from usfan.report.svg import Axes, padded, path_of, tick_labels, ticks
-
-finite = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-@given(finite, st.floats(1e-4, 1e6))
-def test_ticks_lie_inside_and_can_be_told_apart(low: float, span: float) -> None:
-    high = low + span
-    values = ticks(low, high)
-    slack = 1e-6 * span
-    assert 2 <= len(values) <= 8
-    assert all(low - slack <= v <= high + slack for v in values)
-    if span > 1e-3 * abs(low) + 1e-3:
-        assert len(set(tick_labels(values))) == len(values)
+from usfan import figures
+from usfan.report.formatting import number, seconds
+from usfan.report.inline_svg import THEME, inline_svg, report_style
+from usfan.report.page import write_report
 
 
-@given(st.integers(0, 50), st.integers(0, 3000))
-def test_epochs_get_whole_ticks(first: int, count: int) -> None:
-    values = ticks(first, first + count, 6, whole=True)
-    assert 1 <= len(values) <= 8
-    assert all(v == int(v) and first <= v <= first + count for v in values)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapt_run(tmp_path_factory.mktemp("runs") / "run", N=120, open_set=True)
 
 
-def test_what_differs_by_rounding_is_drawn_as_level() -> None:
-    labels = tick_labels(ticks(*padded(np.array([0.999991, 1.000012, 1.0])), 4))
-    assert labels == ["0.9", "1.0", "1.1"]
-    low, high = padded(np.array([1.0, 1.01]))
-    assert high - low < 0.02
+def test_figures_leave_matplotlib_as_it_was(run: Path, tmp_path: Path) -> None:
+    with matplotlib.rc_context({"font.size": 17.5, "axes.grid": True, "svg.hashsalt": "mine"}):
+        before = dict(matplotlib.rcParams)
+        write_report([run], tmp_path / "page.html")
+        figures.weight_histogram(run).savefig(tmp_path / "weights.png")
+        assert dict(matplotlib.rcParams) == before
+    from matplotlib import pyplot
+
+    assert pyplot.get_fignums() == []
 
 
-def test_tick_labels_keep_the_decimals_they_need() -> None:
-    assert tick_labels([0.9990, 0.9992, 0.9994]) == ["0.9990", "0.9992", "0.9994"]
-    assert tick_labels([0.0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
-    assert tick_labels([-1.0, 0.0, 1.0]) == ["−1", "0", "1"]
-    assert tick_labels([0.0, 2e-6, 4e-6]) == ["0", "2e−06", "4e−06"]
+def test_a_histogram_holds_all_images(run: Path) -> None:
+    (axes,) = figures.weight_histogram(run).axes
+    assert [text.get_text() for text in axes.get_legend().texts] == [
+        "correct",
+        "incorrect",
+        "unknown class",
+    ]
+    tops = {}
+    for bar in axes.patches:
+        left = round(bar.get_x(), 3)
+        tops[left] = max(tops.get(left, 0), bar.get_y() + bar.get_height())
+    assert sum(tops.values()) == pytest.approx(100)
 
 
-@given(st.lists(finite, min_size=1, max_size=20))
-def test_any_values_make_a_finite_drawing(values: list[float]) -> None:
-    x = np.arange(len(values), dtype=float)
-    axes = Axes((0, len(values) - 1), (min(values), max(values)))
-    axes.frame("x", "y")
-    axes.line(x, np.array(values), "k0")
-    assert "nan" not in axes.body()
-    assert "inf" not in axes.body()
+@pytest.mark.parametrize(("most", "points"), [(5000, 120), (50, 50)])
+def test_every_image_is_a_point_of_both_maps(run: Path, most: int, points: int) -> None:
+    for axes in figures.feature_map(run, most=most).axes:
+        assert sum(len(line.get_xdata()) for line in axes.lines) == points
 
 
-@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 2.3], list(np.random.default_rng(0).uniform(0, 2.3, 500))])
-def test_a_density_keeps_its_share_of_the_mass(values: list[float]) -> None:
+def test_one_panel_before_one_after(run: Path) -> None:
+    for draw in (figures.reliability, figures.entropy_densities, figures.feature_map):
+        assert [axes.get_title() for axes in draw(run).axes] == [
+            "before adaptation",
+            "after adaptation",
+        ]
+        assert len(draw(run, when=["after"]).axes) == 1
+
+
+def test_svg_is_small_follows_the_theme_and_shares_no_id(run: Path) -> None:
+    with report_style():
+        texts = [
+            inline_svg(figures.entropy_densities(run, when=["after"]), id, 'A "label" & <more>')
+            for id in ("one", "one", "two")
+        ]
+    assert texts[0] == texts[1]
+    ids = [set(re.findall(r' id="([^"]*)"', text)) for text in texts]
+    assert ids[0]
+    assert not ids[0] & ids[2]
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", texts[0]))
+    assert not colours & set(THEME)
+    assert "var(--k0)" in texts[0]
+    assert "http" not in texts[0]
+    assert "<style" not in texts[0]
+    assert 'aria-label="A &quot;label&quot; &amp; &lt;more&gt;"' in texts[0]
+    assert len(texts[0]) < 30_000
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.floats(width=64) | st.sampled_from([math.nan, math.inf, 1e308, -1e308]), max_size=20
+    )
+)
+def test_any_values_make_a_drawing(values: list[float]) -> None:
+    points = np.array([*enumerate(values)], dtype=float).reshape(-1, 2)
+    with report_style():
+        svg = inline_svg(figures.curves({"loss": points}, 1), "id", "label")
+    assert not re.search(r"\b(nan|inf)\b", svg.lower())
+
+
+def test_a_line_breaks_at_a_value_that_is_not_finite() -> None:
+    (axes,) = figures.curves({"x": np.array([[0, 1.0], [1, math.inf], [2, 3.0]])}).axes
+    assert np.isnan(axes.lines[0].get_ydata()).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "values", [[], [0.0], [0.0, 0.0, 2.3], list(np.random.default_rng(0).uniform(0, 2.3, 500))]
+)
+def test_a_density_has_its_share_of_the_mass(values: list[float]) -> None:
     grid = np.linspace(0, 2.3, 2001)
-    curve = density(np.array(values), grid, 1000)
+    curve = figures.density(np.array(values), grid, 1000)
     assert np.trapezoid(curve, grid) == pytest.approx(len(values) / 1000, rel=2e-3, abs=1e-12)
-
-
-def test_a_line_breaks_where_a_value_is_missing() -> None:
-    assert path_of(np.array([0.0, 1, 2, 3]), np.array([0.0, math.nan, 2, 3])) == "M0 0M2 2L3 3"
-
-
-def test_the_caption_tells_first_last_and_kept() -> None:
-    rows = series([{"epoch": i, "x": v} for i, v in enumerate((0.5, 0.9, 0.7))] + [{"epoch": 3, "x": "text"}], "x")
-    assert course(rows, 1) == "0.5 → 0.7, 0.9 at the kept epoch 1"
-    assert course(rows, 2) == "0.5 → 0.7"
-    figure = lines("id", "Title", "y", {"x": rows}, 1, " Higher is better.")
-    assert figure.caption == "0.5 → 0.7, 0.9 at the kept epoch 1. Higher is better."
-    assert figure.caption in figure.alt
-    assert figure.body.count("<circle") == 3
 
 
 @pytest.mark.parametrize(

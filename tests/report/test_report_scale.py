@@ -27,7 +27,10 @@ print(json.dumps({"seconds": time.perf_counter() - started, "mebibytes": memory(
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured through Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(),
+    reason="memory is measured through Linux's /proc",
+)
 def test_55000_images_take_under_30_seconds_and_2_gigabytes(tmp_path: Path) -> None:
     small = write_adapt_run(tmp_path / "small", N=60)
     large = write_adapt_run(tmp_path / "large", N=55_000, K=12, open_set=True)

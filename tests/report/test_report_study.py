@@ -1,15 +1,27 @@
-"""The tables of a study on its page: what is averaged, what is best, and strange files."""
+"""The table of a study on its page: means, the best of a column, and strange files."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from usfan.report.study import method_table, study_blocks, study_line, study_rows
+from page_parser import Element, parse
+
+from usfan.files import write_json
+from usfan.report.page import write_report
 
 
-def cell(method: str, task: str, seed: int, accuracy: float, ece: float, seconds: float = 1.0) -> dict:
-    return {"method": method, "task": task, "seed": seed, "accuracy": accuracy, "ece": ece, "seconds": seconds}
+def cell(
+    method: str, task: str, seed: int, accuracy: float, ece: float, seconds: float = 1.0
+) -> dict:
+    return {
+        "method": method,
+        "task": task,
+        "seed": seed,
+        "accuracy": accuracy,
+        "ece": ece,
+        "seconds": seconds,
+    }
 
 
 ROWS = [
@@ -18,26 +30,37 @@ ROWS = [
 ]  # fmt: skip
 
 
-def texts(table) -> list[list[str]]:
-    return [[c.text + ("*" if c.mark == "best" else "") for c in row] for row in table.rows]
+def page_of(study: Path) -> Element:
+    return parse(write_report([study], study / "page.html"))
 
 
-def test_methods_over_tasks_and_seeds():
-    table = method_table("x", ROWS, "accuracy", {"plain": {"avg": 81.25}})
-    assert table.columns == ["method", "Accuracy (%)", "± over seeds", "ECE (%)", "seconds", "seeds agree (%)"]
-    assert texts(table) == [["plain", "62", "2.828", "6*", "1", "81.2"], ["ours", "80*", "–", "15", "4", "–"]]
+def test_methods_over_tasks_and_seeds(tmp_path: Path) -> None:
+    write_json(tmp_path / "results.json", {"rows": ROWS})
+    table = page_of(tmp_path).one("all-study")
+    assert [name.removesuffix(" ↕") for name in table.head()] == [
+        "method",
+        "A→B",
+        "B→A",
+        "mean",
+        "ECE (%)",
+        "seconds",
+    ]
+    assert table.rows() == [
+        ["plain", "52", "72", "62", "6", "1"],
+        ["ours", "80", "80", "80", "15", "4"],
+    ]
+    assert [c.text for c in table.all("td", "best")] == ["6", "80", "80", "80"]
 
 
-def test_a_study_that_is_still_running_and_strange_files(tmp_path: Path):
+def test_a_study_that_is_still_running_and_strange_files(tmp_path: Path) -> None:
     cells = tmp_path / "cells"
     cells.mkdir()
-    for number, row in enumerate([*ROWS, {"method": "no task"}, cell("ours", "A→B", 1, float("nan"), 1)]):
+    strange = [{"method": "no task"}, cell("ours", "A→B", 1, float("nan"), 1)]
+    for number, row in enumerate([*ROWS, *strange]):
         (cells / f"{number}.json").write_text(json.dumps(row))
-    (tmp_path / "agreement.json").write_text(json.dumps({"plain": 3, "ours": {"A→B": "<b>", "avg": None}}))
-    (tmp_path / "study.json").write_text(json.dumps({"source": [], "hardware": "a GPU"}))
-    problems: list[str] = []
-    rows = study_rows(tmp_path, problems)
-    assert len(rows) == len(ROWS) + 1
-    assert study_line(tmp_path, rows, problems) == "7 cells: 2 methods, 2 tasks, 2 seeds; on a GPU."
-    blocks = study_blocks("x", tmp_path, rows, problems)
-    assert [block.title for block in blocks] == ["Methods", "Methods and tasks", "Agreement between seeds"]
+    (cells / "broken.json").write_text("{")
+    (tmp_path / "study.json").write_text("[]")
+    page = page_of(tmp_path)
+    assert page.one("all-study").rows()[1][:4] == ["ours", "80", "80", "80"]
+    assert "mean of 2 seeds" in page.one("all-study").text
+    assert "broken.json cannot be read" in page.text

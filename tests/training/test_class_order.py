@@ -11,10 +11,11 @@ from torch import nn
 from torchvision.datasets import ImageFolder
 
 import usfan
-from usfan.compute.runtime import start_runtime
+from usfan.engine.runtime import start_runtime
 from usfan.errors import DataError
 from usfan.training.class_order import ClassOrderError, better_order, check_order
 from usfan.training.posthoc import from_state_dict, refit_posterior
+from usfan.uncertainty.base import FitSettings
 
 COLOURS = {"Mug": (230, 30, 30), "Zebra": (30, 230, 30), "apple": (30, 30, 230)}
 SPEC = usfan.InputSpec(3, 8, 8, (0.0,) * 3, (1.0,) * 3, "none")
@@ -59,44 +60,67 @@ def test_image_folder_sorts_by_case_and_we_do_not(folder):
         "classes=sorted(names), or a file with the names in this order"
     )
     for data in (folder, ImageFolder(str(folder))):  # torchvision's own folder brings its order
-        source = usfan.attach_posterior(Colours(), data, head="fc", spec=SPEC, classes=["Mug", "Zebra", "apple"])
+        source = usfan.attach_posterior(
+            Colours(), data, head="fc", spec=SPEC, classes=["Mug", "Zebra", "apple"]
+        )
         assert source.classes == ("Mug", "Zebra", "apple")
         assert usfan.evaluate(source, usfan.ImageData(folder))["accuracy"] == 100
-    assert usfan.attach_posterior(Colours(), ImageFolder(str(folder)), head="fc", spec=SPEC).classes[2] == "apple"
+    assert (
+        usfan.attach_posterior(
+            Colours(), ImageFolder(str(folder)), head="fc", spec=SPEC
+        ).classes[2]
+        == "apple"
+    )
 
 
 def test_names_for_a_flat_folder(folder):
-    source = usfan.attach_posterior(Colours(), folder / "Mug", head="fc", spec=SPEC, classes=["Mug", "Zebra", "apple"])
+    source = usfan.attach_posterior(
+        Colours(), folder / "Mug", head="fc", spec=SPEC, classes=["Mug", "Zebra", "apple"]
+    )
     assert source.predict(folder / "Mug").names == ["Mug"] * 8
     with pytest.raises(DataError, match=r"Mug has 2 classes, the module 3: pass classes="):
-        usfan.attach_posterior(Colours(), folder / "Mug", head="fc", spec=SPEC, classes=["Mug", "Zebra"])
+        usfan.attach_posterior(
+            Colours(), folder / "Mug", head="fc", spec=SPEC, classes=["Mug", "Zebra"]
+        )
 
 
 def test_a_model_folder_with_wrong_names_is_found_and_mended(folder):
     names = ["apple", "Mug", "Zebra"]
-    wrong = usfan.attach_posterior(Colours(), folder / "Mug", head="fc", spec=SPEC, classes=names)
-    options = {"prior": 1.0, "damping": "exact"}
+    wrong = usfan.attach_posterior(
+        Colours(), folder / "Mug", head="fc", spec=SPEC, classes=names
+    )
+    args = (wrong, usfan.ImageData(folder), start_runtime(), FitSettings(prior=1.0))
     with pytest.raises(ClassOrderError, match="capitals come first"):
-        refit_posterior(wrong, usfan.ImageData(folder), start_runtime(), **options)
-    mended = refit_posterior(wrong, usfan.ImageData(folder), start_runtime(), classes=sorted(names), **options)
+        refit_posterior(*args)
+    mended = refit_posterior(*args, classes=sorted(names))
     assert mended.classes == ("Mug", "Zebra", "apple")
     with pytest.raises(DataError, match="classes= holds 2 names, the model has 3 classes"):
-        refit_posterior(wrong, usfan.ImageData(folder), start_runtime(), classes=["a", "b"], **options)
+        refit_posterior(*args, classes=["a", "b"])
 
 
 def test_a_weights_file_takes_names(folder, tmp_path):
     import timm
 
-    save_file(timm.create_model("mobilenetv3_small_050", num_classes=4).state_dict(), tmp_path / "w.safetensors")
-    args = (str(tmp_path / "w.safetensors"), "mobilenetv3_small_050", usfan.ImageData(folder), start_runtime())
-    options = {"head": None, "prior": 1.0, "damping": "exact"}
+    save_file(
+        timm.create_model("mobilenetv3_small_050", num_classes=4).state_dict(),
+        tmp_path / "w.safetensors",
+    )
+    args = (
+        str(tmp_path / "w.safetensors"),
+        "mobilenetv3_small_050",
+        usfan.ImageData(folder),
+        start_runtime(),
+        FitSettings(prior=1.0),
+    )
     with pytest.raises(DataError, match="has 3 classes"):
-        from_state_dict(*args, **options)
+        from_state_dict(*args)
     names = ["apple", "Mug", "Zebra", "pen"]  # one class more than the folder has images of
-    assert from_state_dict(*args, classes=names, **options).classes == tuple(names)
+    assert from_state_dict(*args, classes=names).classes == tuple(names)
 
 
-def confused(N: int, K: int, order: list[int], right: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def confused(
+    N: int, K: int, order: list[int], right: float, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Labels, and predictions of a network whose output j is class order[j], right on a share."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(K, (N,), generator=generator)
@@ -107,7 +131,8 @@ def confused(N: int, K: int, order: list[int], right: float, seed: int = 0) -> t
 
 @pytest.mark.parametrize("right", [0.7, 0.9, 1.0])
 @pytest.mark.parametrize(
-    ("K", "order"), [(3, [1, 2, 0]), (10, [1, 0, *range(2, 10)]), (31, [30, *range(30)]), (5, [4, 3, 2, 1, 0])]
+    ("K", "order"),
+    [(3, [1, 2, 0]), (10, [1, 0, *range(2, 10)]), (31, [30, *range(30)]), (5, [4, 3, 2, 1, 0])],
 )
 def test_orders_that_are_found(K, order, right):
     predicted, labels = confused(40 * K, K, order, right)
@@ -120,13 +145,16 @@ def test_no_order_is_invented():
         for N, K in ((6, 2), (12, 3), (60, 10), (100, 31), (500, 31)):
             for right in (0.0, 0.3):
                 assert better_order(*confused(N, K, list(range(K)), right, seed), K) is None
-    assert better_order(torch.tensor([1, 1]), torch.tensor([0, 0]), 3) is None  # two images prove nothing
+    assert (
+        better_order(torch.tensor([1, 1]), torch.tensor([0, 0]), 3) is None
+    )  # two images prove nothing
 
 
 def test_many_classes_are_told_in_one_line():
     names = [f"thing {i}" for i in range(40)]
     order = list(range(40))
-    order[3], order[7] = 7, 3
+    order[3] = 7
+    order[7] = 3
     predicted, labels = confused(2000, 40, order, 0.95)
     with pytest.raises(
         ClassOrderError, match=r"output 3 is thing 7, 7 is thing 3: pass classes= in the order"

@@ -16,9 +16,10 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import usfan
 from tiny_models import tiny_model
-from usfan.compute.runtime import start_runtime
+from usfan.engine.runtime import start_runtime
 from usfan.errors import ArtifactError, ConfigError, DataError
 from usfan.training.posthoc import from_state_dict, refit_posterior
+from usfan.uncertainty.base import FitSettings
 
 SPEC = usfan.InputSpec(3, 32, 36)
 NAMES = ["cat", "dog", "elk"]
@@ -33,7 +34,9 @@ class Net(nn.Module):
         self.bn = nn.BatchNorm2d(6)
         self.hidden = nn.Linear(6, 12)
         top = nn.Linear(12, classes, bias=bias)
-        self.top = {"none": lambda m: m, "new": weight_norm, "old": nn.utils.weight_norm}[norm](top)
+        self.top = {"none": lambda m: m, "new": weight_norm, "old": nn.utils.weight_norm}[norm](
+            top
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.top(self.hidden(self.bn(self.conv(images)).relu().mean(dim=(2, 3))).relu())
@@ -78,19 +81,27 @@ def test_attach_predict_adapt_save_and_load(kind, tmp_path):
     make, head = KINDS[kind]
     module = make()
     source = usfan.attach_posterior(module, labelled(), head=head, spec=SPEC)
-    assert isinstance(module.get_submodule(head or "fc"), nn.Linear)  # the module given stays as it was
+    assert isinstance(
+        module.get_submodule(head or "fc"), nn.Linear
+    )  # the module given stays as it was
     assert source.classes == tuple(NAMES)
     assert (source.posterior.bias is None) == (kind == "no bias")
     assert source.posterior.count == 12
     batch = pictures(5)
     before = source.predict(batch)
     with torch.no_grad():
-        images = (torch.from_numpy(batch[:, 2:34, 2:34]).permute(0, 3, 1, 2).contiguous() / 255 - 0.45) / 0.22
+        images = (
+            torch.from_numpy(batch[:, 2:34, 2:34]).permute(0, 3, 1, 2).contiguous() / 255 - 0.45
+        ) / 0.22
         assert module.eval()(images).shape == before.probs.shape
 
-    adapted = usfan.adapt(source, pictures(), method="u-sfan+", epochs=1, batch_size=4, guard=False)
+    adapted = usfan.adapt(
+        source, pictures(), method="u-sfan+", epochs=1, batch_size=4, guard=False
+    )
     assert not torch.equal(adapted.predict(batch).probs, before.probs)
-    assert torch.equal(adapted.classifier.head_tensors()[0], source.classifier.head_tensors()[0])
+    assert torch.equal(
+        adapted.classifier.head_tensors()[0], source.classifier.head_tensors()[0]
+    )
     assert torch.equal(source.predict(batch).probs, before.probs)
 
     for model in (source, adapted):
@@ -99,21 +110,33 @@ def test_attach_predict_adapt_save_and_load(kind, tmp_path):
         again = usfan.SourceModel.load(folder, module=fresh)
         assert isinstance(fresh.get_submodule(head or "fc"), nn.Linear)
         assert type(again) is type(model)
-        first, second = model.predict(batch), again.predict(batch)
+        first = model.predict(batch)
+        second = again.predict(batch)
         assert torch.equal(first.probs, second.probs)
         assert torch.equal(first.weight, second.weight)
         usfan.SourceModel.load(folder, module=fresh)  # the same module can be given again
         if kind == "timm":
-            assert torch.equal(usfan.SourceModel.load(folder).predict(batch).weight, first.weight)
+            assert torch.equal(
+                usfan.SourceModel.load(folder).predict(batch).weight, first.weight
+            )
         else:
-            with pytest.raises(ArtifactError, match=r"your own module '\w+': give it again, load\(folder, module=…\)"):
+            with pytest.raises(
+                ArtifactError,
+                match=r"your own module '\w+': give it again, load\(folder, module=…\)",
+            ):
                 usfan.SourceModel.load(folder)
 
 
 def test_the_point_estimate_is_the_modules_own(caplog):
     module = Net().eval()
-    source = usfan.attach_posterior(module, pictures(), head="top", spec=usfan.InputSpec(3, 36, 36))
-    assert source.classes == ("class 0", "class 1", "class 2")  # no labels, no names, and it is said
+    source = usfan.attach_posterior(
+        module, pictures(), head="top", spec=usfan.InputSpec(3, 36, 36)
+    )
+    assert source.classes == (
+        "class 0",
+        "class 1",
+        "class 2",
+    )  # no labels, no names, and it is said
     assert "called class 0 to class 2 until classes= names them" in caplog.text
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (source.spec.mean, source.spec.std))
     images = (torch.from_numpy(pictures()).permute(0, 3, 1, 2) / 255 - mean) / std
@@ -129,7 +152,11 @@ def grey_net() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "shape", "expected"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 3)), (12, 28, 28), (1, 28, 28)),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 3)),
+            (12, 28, 28),
+            (1, 28, 28),
+        ),
         (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 3)), (12, 40, 30, 3), (3, 16, 16)),
         (grey_net(), (12, 28, 28), (1, 28, 28)),
         (Net(), (12, 32, 32, 3), (3, 32, 32)),
@@ -148,7 +175,9 @@ def test_what_a_module_takes_is_guessed_and_said(module, shape, expected, caplog
 
 def test_images_that_a_module_does_not_take_are_an_error_that_says_what_to_give():
     pixels = np.zeros((4, 40, 40), np.uint8)
-    with pytest.raises(ConfigError, match=r"does not take images of 1×40×40 \(.*spec=usfan\.InputSpec"):
+    with pytest.raises(
+        ConfigError, match=r"does not take images of 1×40×40 \(.*spec=usfan\.InputSpec"
+    ):
         usfan.attach_posterior(grey_net(), pixels, head="3")
     five = nn.Sequential(nn.Conv2d(5, 4, 5), nn.Flatten(), nn.Linear(4, 3))
     with pytest.raises(ConfigError, match=r"does not take images of 3×40×40"):
@@ -179,7 +208,10 @@ class Picky(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.conv, self.pool, self.fc = how, nn.Conv2d(3, 6, 5), nn.MaxPool2d(4), nn.Linear(6 * 49, 3)
+        self.how = how
+        self.conv = nn.Conv2d(3, 6, 5)
+        self.pool = nn.MaxPool2d(4)
+        self.fc = nn.Linear(6 * 49, 3)
 
     def forward(self, images: Tensor) -> Tensor:
         found = self.pool(self.conv(images)).relu()
@@ -194,7 +226,9 @@ class Picky(nn.Module):
 def test_a_module_that_looks_at_its_layout_keeps_it(how):
     source = usfan.attach_posterior(Picky(how), pictures(), head="fc", spec=SPEC)
     adapted = usfan.adapt(source, pictures(), epochs=1, batch_size=4, guard=False)
-    assert torch.allclose(adapted.predict(pictures()).probs, adapted.passes.after.probs, atol=1e-6)
+    assert torch.allclose(
+        adapted.predict(pictures()).probs, adapted.passes.after.probs, atol=1e-6
+    )
     assert adapted.classifier.channels_last is False
 
 
@@ -207,8 +241,16 @@ def test_a_picture_is_predicted_as_its_array():
 def test_timm_brings_its_own_input():
     module = timm.create_model("tf_efficientnet_lite0", num_classes=3)
     source = usfan.attach_posterior(module, pictures(2))
-    assert (source.spec.size, source.spec.resize, source.spec.mean) == (224, 256, (0.5, 0.5, 0.5))
-    assert source.architecture == {"module": "EfficientNet", "head": "classifier", "timm": "tf_efficientnet_lite0"}
+    assert (source.spec.size, source.spec.resize, source.spec.mean) == (
+        224,
+        256,
+        (0.5, 0.5, 0.5),
+    )
+    assert source.architecture == {
+        "module": "EfficientNet",
+        "head": "classifier",
+        "timm": "tf_efficientnet_lite0",
+    }
 
 
 def test_a_changed_timm_module_is_given_again(tmp_path):
@@ -225,8 +267,14 @@ def test_modules_that_do_not_fit_the_folder(tmp_path):
     for module, said in (
         (Net(classes=4), r"config\.json: classes: the model has 3, the module given 4"),
         (Net(bias=False), r"model\.safetensors: unexpected tensor 'head\.bias'"),
-        (Net(norm="new"), r"model\.safetensors: tensor 'head\.parametrizations\.weight\.original0' is missing"),
-        (torchvision.models.resnet18(num_classes=3), r"config\.json: architecture: head 'top' is not in the module"),
+        (
+            Net(norm="new"),
+            r"model\.safetensors: tensor 'head\.parametrizations\.weight\.original0' is missing",
+        ),
+        (
+            torchvision.models.resnet18(num_classes=3),
+            r"config\.json: architecture: head 'top' is not in the module",
+        ),
         (nn.Sequential(Net(), nn.Softmax(dim=1)), "head 'top' is not in the module"),
     ):
         with pytest.raises(ArtifactError, match=said):
@@ -240,10 +288,13 @@ def test_a_module_for_a_model_that_needs_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("timm", "resnet81"), ("timm", "resnet34"), ("timm", 3), ("head", "layer1")]
+    ("name", "value"),
+    [("timm", "resnet81"), ("timm", "resnet34"), ("timm", 3), ("head", "layer1")],
 )
 def test_a_damaged_timm_folder(tmp_path, name, value):
-    folder = usfan.attach_posterior(timm.create_model("resnet18", num_classes=3), pictures(4), spec=SPEC).save(tmp_path)
+    folder = usfan.attach_posterior(
+        timm.create_model("resnet18", num_classes=3), pictures(4), spec=SPEC
+    ).save(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["architecture"][name] = value
     (folder / "config.json").write_text(json.dumps(config))
@@ -257,14 +308,18 @@ def test_wrong_input():
     with pytest.raises(ConfigError, match="pass head=NAME"):
         usfan.attach_posterior(Net(), labelled(), spec=SPEC)
     with pytest.raises(ConfigError, match=r"does not end in '0\.top'"):
-        usfan.attach_posterior(nn.Sequential(Net(), nn.Softmax(dim=1)), labelled(), head="0.top", spec=SPEC)
+        usfan.attach_posterior(
+            nn.Sequential(Net(), nn.Softmax(dim=1)), labelled(), head="0.top", spec=SPEC
+        )
 
 
 def test_a_posterior_refitted():
     model = tiny_model()
     pixels = np.random.default_rng(1).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     data = usfan.ImageData(pixels, labels=[0, 1, 2] * 10, classes=["a", "b|c", "<d>"])
-    again = refit_posterior(model, data, start_runtime(), prior=3.0, damping="factored")
+    again = refit_posterior(
+        model, data, start_runtime(), FitSettings(prior=3.0, damping="factored")
+    )
     assert again.posterior.count == 30
     assert (again.posterior.prior_precision, again.posterior.damping) == (3.0, "factored")
     assert again.summary["prior_precision"] == 3.0
@@ -277,20 +332,23 @@ def test_from_a_state_dict(tmp_path):
     module = timm.create_model("mobilenetv3_small_050", num_classes=3)
     torch.save(module.state_dict(), tmp_path / "weights.pth")
     save_file(module.state_dict(), tmp_path / "weights.safetensors")
-    options = {"head": None, "prior": "evidence", "damping": "exact"}
     for name in ("weights.pth", "weights.safetensors"):
         args = (str(tmp_path / name), "mobilenetv3_small_050", labelled(4), start_runtime())
-        model = from_state_dict(*args, **options)
+        model = from_state_dict(*args, FitSettings())
         again = usfan.SourceModel.load(model.save(tmp_path / name.replace(".", "-")))
         assert torch.equal(again.predict(pictures(2)).weight, model.predict(pictures(2)).weight)
 
 
 def test_a_state_dict_that_does_not_fit(tmp_path):
-    options = {"head": None, "prior": "evidence", "damping": "exact"}
     file = tmp_path / "weights.pth"
     torch.save(timm.create_model("resnet18", num_classes=4).state_dict(), file)
     for path, backbone, error, said in (
-        (tmp_path / "nowhere.pth", "resnet18", ConfigError, "neither a model folder nor a weights file"),
+        (
+            tmp_path / "nowhere.pth",
+            "resnet18",
+            ConfigError,
+            "neither a model folder nor a weights file",
+        ),
         (file, None, ConfigError, "--backbone NAME"),
         (file, "resnet81", ConfigError, "unknown backbone 'resnet81'"),
         (file, "vit_tiny_patch16_224", ConfigError, r"no head\.weight in it"),
@@ -298,7 +356,7 @@ def test_a_state_dict_that_does_not_fit(tmp_path):
         (file, "resnet18", DataError, "has 3 classes, .*weights.pth has 4"),
     ):
         with pytest.raises(error, match=said):
-            from_state_dict(str(path), backbone, labelled(), start_runtime(), **options)
+            from_state_dict(str(path), backbone, labelled(), start_runtime(), FitSettings())
     torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), file)
     with pytest.raises(ConfigError, match="does not fit resnet34"):
-        from_state_dict(str(file), "resnet34", labelled(), start_runtime(), **options)
+        from_state_dict(str(file), "resnet34", labelled(), start_runtime(), FitSettings())

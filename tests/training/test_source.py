@@ -8,24 +8,30 @@ import torch
 
 import usfan
 from lookalikes import picture
-from usfan.compute.features import FeatureStore
-from usfan.compute.loop import Loop
 from usfan.config import TrainConfig, make_config
+from usfan.data.store import Store
+from usfan.engine.loop import Loop
 from usfan.errors import ConfigError, DataError
-from usfan.runs.folder import RunFolder
+from usfan.store.run_folder import RunFolder
 
 TINY = {"backbone": "digits-cnn", "epochs": 2, "batch_size": 8, "bottleneck": 16}
 
 
 def squares(classes: int = 3, images: int = 8, domain: int = 0) -> usfan.ImageData:
     labels = np.tile(np.arange(classes), images)
-    pixels = np.stack([picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)])
-    return usfan.ImageData(pixels, labels=labels, classes=[f"class-{i}" for i in range(classes)], name="squares")
+    pixels = np.stack(
+        [picture(int(label), domain, i, 28, grey=True) for i, label in enumerate(labels)]
+    )
+    return usfan.ImageData(
+        pixels, labels=labels, classes=[f"class-{i}" for i in range(classes)], name="squares"
+    )
 
 
 def test_same_seed_same_bits_and_another_seed_others():
     models = [usfan.train_source(squares(), seed=seed, **TINY) for seed in (3, 3, 4)]
-    first, same, other = ({k: v.clone() for k, v in m.classifier.state_dict().items()} for m in models)
+    first, same, other = (
+        {k: v.clone() for k, v in m.classifier.state_dict().items()} for m in models
+    )
     assert all(torch.equal(first[k], same[k]) for k in first)
     assert not all(torch.equal(first[k], other[k]) for k in first)
     for name, tensor in models[0].posterior.tensors().items():
@@ -43,9 +49,16 @@ def test_it_learns_and_knows_its_classes():
 def test_training_stops_if_validation_does_not_improve(capsys):
     """Squares are learned at once: nothing is won by going on. The best epoch is kept, the latest of equals."""
     calls = []
-    settings = {**TINY, "epochs": 30, "validation_share": 0.2, "progress": lambda *call: calls.append(call[2])}
+    settings = {
+        **TINY,
+        "epochs": 30,
+        "validation_share": 0.2,
+        "progress": lambda *call: calls.append(call[2]),
+    }
     stopped = usfan.train_source(squares(images=8), patience=4, **settings)
-    told = [figures["validation_accuracy"] for figures in calls if "validation_accuracy" in figures]
+    told = [
+        figures["validation_accuracy"] for figures in calls if "validation_accuracy" in figures
+    ]
     assert stopped.summary["epochs"] < 30
     assert stopped.summary["validation_accuracy"] == max(told)
     rose = 3 * (told.index(max(told)) + 1)  # pixels are scored every third epoch of 30
@@ -63,8 +76,15 @@ def test_a_run_that_stops_early_stops_at_the_same_epoch_when_resumed(tmp_path, m
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % 2
     features = torch.randn(40, 576, generator=generator) + labels[:, None]
-    store = FeatureStore(features, torch.arange(40), labels, ("a", "b"))
-    settings = {**TINY, "tune": "new", "epochs": 20, "patience": 3, "validation_share": 0.25, "progress": False}
+    store = Store(features, torch.arange(40), labels, ("a", "b"))
+    settings = {
+        **TINY,
+        "tune": "new",
+        "epochs": 20,
+        "patience": 3,
+        "validation_share": 0.25,
+        "progress": False,
+    }
     whole = usfan.train_source(store, run=tmp_path / "whole", **settings)
     assert 3 < whole.summary["epochs"] < 20
     plain = RunFolder.save_checkpoint
@@ -82,12 +102,18 @@ def test_a_run_that_stops_early_stops_at_the_same_epoch_when_resumed(tmp_path, m
         monkeypatch.setattr(RunFolder, "save_checkpoint", plain)
         again = usfan.train_source(store, run=run, resume=True, **settings)
         assert {**again.summary, "seconds": 0} == {**whole.summary, "seconds": 0}
-        assert (run / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+        assert (run / "model.safetensors").read_bytes() == (
+            tmp_path / "whole" / "model.safetensors"
+        ).read_bytes()
 
 
 def test_the_prior_of_the_posterior():
-    assert usfan.train_source(squares(), **TINY, prior=3.5).posterior.prior_precision == pytest.approx(3.5)
-    assert usfan.train_source(squares(), **TINY, preset="paper").posterior.prior_precision == pytest.approx(5e-4)
+    assert usfan.train_source(
+        squares(), **TINY, prior=3.5
+    ).posterior.prior_precision == pytest.approx(3.5)
+    assert usfan.train_source(
+        squares(), **TINY, preset="paper"
+    ).posterior.prior_precision == pytest.approx(5e-4)
     decay = usfan.train_source(squares(), **TINY, prior="weight-decay", weight_decay=0.01)
     assert decay.posterior.prior_precision == pytest.approx(24 * 0.01)
 
@@ -105,7 +131,10 @@ def no_labels() -> usfan.ImageData:
     return squares().without_labels()
 
 
-@pytest.mark.parametrize(("make", "words"), [(empty_class, "class-1"), (one_class, "one class"), (no_labels, "labels")])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(empty_class, "class-1"), (one_class, "one class"), (no_labels, "labels")],
+)
 def test_data_that_is_refused(make, words):
     with pytest.raises(DataError, match=words):
         usfan.train_source(make(), **TINY)
@@ -128,14 +157,25 @@ def test_two_images_are_enough_and_a_last_batch_of_one_is_left_out():
     usfan.train_source(data.subset(range(17)), **TINY, validation_share=0)
 
 
-def test_a_network_with_depthwise_convolutions_comes_back_with_the_same_bits(tmp_path, monkeypatch):
+def test_a_network_with_depthwise_convolutions_comes_back_with_the_same_bits(
+    tmp_path, monkeypatch
+):
     """It is trained with the channels last, and laid out as it will be loaded when that is over."""
-    settings = {"backbone": "mobilenetv3_small_050", "pretrained": "none", "epochs": 1, "batch_size": 4}
+    settings = {
+        "backbone": "mobilenetv3_small_050",
+        "pretrained": "none",
+        "epochs": 1,
+        "batch_size": 4,
+    }
     layouts = []
     plain = Loop.step
 
     def step(self, *batch):
-        layouts.append(self.classifier.backbone.conv_stem.weight.is_contiguous(memory_format=torch.channels_last))
+        layouts.append(
+            self.classifier.backbone.conv_stem.weight.is_contiguous(
+                memory_format=torch.channels_last
+            )
+        )
         return plain(self, *batch)
 
     monkeypatch.setattr(Loop, "step", step)
@@ -143,24 +183,34 @@ def test_a_network_with_depthwise_convolutions_comes_back_with_the_same_bits(tmp
     assert layouts
     assert all(layouts)
     layouts.clear()
-    adapted = usfan.adapt(model, squares(classes=2, images=4), epochs=1, batch_size=4, guard=False)
+    adapted = usfan.adapt(
+        model, squares(classes=2, images=4), epochs=1, batch_size=4, guard=False
+    )
     assert layouts
     assert all(layouts)
     for made, kind in ((model, usfan.SourceModel), (adapted, usfan.AdaptedModel)):
         assert made.classifier.backbone.conv_stem.weight.is_contiguous()
         again = kind.load(made.save(tmp_path / kind.__name__))
-        assert torch.equal(made.predict(squares(images=2)).probs, again.predict(squares(images=2)).probs)
+        assert torch.equal(
+            made.predict(squares(images=2)).probs, again.predict(squares(images=2)).probs
+        )
 
 
 @pytest.mark.parametrize("tune", ["new", "norm", "all"])
 def test_what_is_frozen_really_is(tune):
     """From the weights of another run. A frozen backbone keeps its bits, the statistics of its BatchNorms included."""
     first = usfan.train_source(squares(), **TINY)
-    start = {f"backbone.{k}": v.clone() for k, v in first.classifier.backbone.state_dict().items()}
+    start = {
+        f"backbone.{k}": v.clone() for k, v in first.classifier.backbone.state_dict().items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         torch.save(first.classifier.backbone.state_dict(), f"{folder}/start.pth")
-        model = usfan.train_source(squares(), pretrained=f"{folder}/start.pth", tune=tune, validation_share=0, **TINY)
-    moved = {k for k, v in start.items() if not torch.equal(v, model.classifier.state_dict()[k])}
+        model = usfan.train_source(
+            squares(), pretrained=f"{folder}/start.pth", tune=tune, validation_share=0, **TINY
+        )
+    moved = {
+        k for k, v in start.items() if not torch.equal(v, model.classifier.state_dict()[k])
+    }
     norms = {k for k in start if k.rpartition(".")[0] + ".running_mean" in start}
     assert norms
     assert moved == {"new": set(), "norm": norms, "all": set(start)}[tune]

@@ -4,21 +4,23 @@ Features get a 1 appended and are scaled to length 1. Round one: centroids c_k =
 goes to the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most
 `threshold` samples go by the point estimate get no centroid.
 
-Shapes: N samples, K classes, D features.
+Shapes: N samples, K classes, D features, D' = D + 1.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
-from usfan.scoring.neighbours import unit_features
+from usfan.maths.neighbours import unit_features
 
 
 def centroids(features: Tensor, assignment: Tensor) -> Tensor:
     """K × D' means of the features under the assignment N×K, at unit length."""
-    means = assignment.T @ features / (assignment.sum(dim=0)[:, None] + 1e-8)
-    return torch.nn.functional.normalize(means, dim=1)
+    sizes = assignment.sum(dim=0)[:, None]
+    means = assignment.T @ features / (sizes + 1e-8)
+    return normalize(means, dim=1)
 
 
 def nearest_centroid(
@@ -31,16 +33,19 @@ def nearest_centroid(
 ) -> Tensor:
     """N labels. Samples whose `mask` is 0 (open set) do not count for the centroids, but get a label too."""
     classes = probs.shape[1]
-    phi, probs = unit_features(features), probs.float()
-    keep = torch.ones(len(probs), device=probs.device) if mask is None else mask.float()
-    counts = (torch.nn.functional.one_hot(probs.argmax(dim=1), classes) * keep[:, None]).sum(dim=0)
+    phi = unit_features(features)
+    probs = probs.float()
+    if mask is None:
+        mask = torch.ones(len(probs), device=probs.device)
+    weights = mask.float()[:, None]
+    labels = probs.argmax(dim=1)
+    counts = (one_hot(labels, classes) * weights).sum(dim=0)
     missing = counts <= threshold
     if bool(missing.all()):
-        return probs.argmax(dim=1)
-    assignment = probs * keep[:, None]
-    labels = probs.argmax(dim=1)
+        return labels
+    assignment = probs * weights
     for _ in range(rounds):
         similarity = phi @ centroids(phi, assignment).T
         labels = similarity.masked_fill(missing, -torch.inf).argmax(dim=1)
-        assignment = torch.nn.functional.one_hot(labels, classes).float() * keep[:, None]
+        assignment = one_hot(labels, classes).float() * weights
     return labels

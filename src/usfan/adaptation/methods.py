@@ -2,7 +2,7 @@
 
 To add one, add a row, and a module in `terms/` if it brings a new term:
 
-    METHODS.add(Method("mine", "what it does", terms=(InformationMaximization(), Mine(my_weight=0.2))))
+    usfan.METHODS.add(usfan.Method("mine", "a sentence about it", terms=(Mine(my_weight=0.2),)))
 
 The fields of a row's parts are the method's settings: `usfan adapt … --set my_weight=0.5`, `adapt(…, my_weight=0.5)`.
 """
@@ -13,11 +13,11 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from usfan.adaptation.certainty import Certainty
-from usfan.adaptation.facts import Facts
 from usfan.adaptation.guidance import Split
+from usfan.adaptation.model_facts import ModelFacts
 from usfan.adaptation.terms.aad import AttractDisperse
 from usfan.adaptation.terms.cowa import WeightedMixup
 from usfan.adaptation.terms.entropy import Entropy
@@ -35,19 +35,22 @@ from usfan.config import convert, unknown_setting
 from usfan.errors import ConfigError
 from usfan.field_docs import field_docs
 
+Setting = bool | int | float | str | None
+Part = TypeVar("Part", bound=Certainty | Split | Term)
+
 
 @dataclass(frozen=True)
-class Later:
-    """A further stage of a method, which begins with what the stage before it made of the network."""
+class NextStage:
+    """A further stage of a method, which begins with the network of the stage before it."""
 
     terms: tuple[Term, ...]
-    stage: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `compute.stage.Stage` that differ from the first stage's: epochs, lr, …"""
+    stage: Mapping[str, Setting] = field(default_factory=dict)
+    """Fields of `engine.stage.Stage` that differ from the first stage's: epochs, lr, …"""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a method does with the target; the loop does the rest."""
+    """A method as data: the loop reads it."""
 
     name: str
     summary: str
@@ -55,12 +58,12 @@ class Method:
     """The loss is their sum. Without any, the source model is returned as it is (or settled)."""
     certainty: Certainty = field(default_factory=Certainty)
     split: Split = field(default_factory=Split)
-    stage: Mapping[str, Any] = field(default_factory=dict)
+    stage: Mapping[str, Setting] = field(default_factory=dict)
     """Fields of `AdaptConfig` that this method sets by default: epochs, tune, …"""
-    then: tuple[Later, ...] = ()
+    then: tuple[NextStage, ...] = ()
     """Further stages, one after another."""
     settles: bool = False
-    """Whether BatchNorm takes the target's statistics before the first pass."""
+    """Whether BatchNorm takes the target's statistics before training."""
     published: str = ""
     """Averages of the authors, Office-31 / Office-Home / VisDA-C."""
 
@@ -69,12 +72,12 @@ class Method:
         return bool(self.terms) or self.settles
 
     @property
-    def stages(self) -> tuple[Later, ...]:
-        return (Later(self.terms), *self.then)
+    def stages(self) -> tuple[NextStage, ...]:
+        return (NextStage(self.terms), *self.then)
 
     @property
     def all_terms(self) -> tuple[Term, ...]:
-        """Those of all stages."""
+        """Terms of all stages."""
         return tuple(term for stage in self.stages for term in stage.terms)
 
     @property
@@ -82,41 +85,59 @@ class Method:
         return any(term.needs_witness for term in self.all_terms)
 
     @property
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[Certainty | Split | Term, ...]:
         return (self.certainty, self.split, *self.all_terms)
 
-    def settings(self) -> dict[str, Any]:
-        """The method's own settings and their values."""
-        return {f.name: getattr(part, f.name) for part in self.parts for f in dataclasses.fields(part)}
+    def settings(self) -> dict[str, Setting]:
+        """The method's settings and their values."""
+        values = {}
+        for part in self.parts:
+            for item in dataclasses.fields(part):
+                values[item.name] = getattr(part, item.name)
+        return values
 
     def setting_docs(self) -> dict[str, str]:
-        return {name: text for part in self.parts for name, text in field_docs(part.__class__).items()}
+        docs: dict[str, str] = {}
+        for part in self.parts:
+            kind: type = type(part)
+            docs |= field_docs(kind)
+        return docs
 
     def has(self, kind: type[Term]) -> bool:
         return any(isinstance(term, kind) for term in self.terms)
 
-    def with_settings(self, given: Mapping[str, Any]) -> Method:
-        """The same method with other values for some of its settings."""
+    def with_settings(self, values: Mapping[str, Setting]) -> Method:
+        """The same method with other values for some of its settings. A setting of several terms is one setting."""
         known = self.settings()
-        for name in given:
+        for name in values:
             if name not in known:
-                raise unknown_setting(name, known, f"the settings of {self.name} are {', '.join(known) or 'none'}")
-        return self.with_parts(lambda part: changed(part, given))
+                names = ", ".join(known) or "none"
+                raise unknown_setting(name, known, f"the settings of {self.name} are {names}")
+        return dataclasses.replace(
+            self.with_terms(lambda term: changed(term, values)),
+            certainty=changed(self.certainty, values),
+            split=changed(self.split, values),
+        )
 
-    def decide(self, facts: Facts) -> Method:
-        """Every setting that was left open, decided from the facts."""
-        return self.with_parts(lambda part: part if isinstance(part, Split) else part.decide(facts))
+    def decide(self, facts: ModelFacts) -> Method:
+        """The same method with every open setting decided from the facts."""
+        method = self.with_terms(lambda term: term.decide(facts))
+        return dataclasses.replace(method, certainty=self.certainty.decide(facts))
 
-    def with_parts(self, change: Callable[[Any], Any]) -> Method:
-        """The same method with every part changed; a setting that several terms have is one setting."""
-        first, *then = (dataclasses.replace(stage, terms=tuple(map(change, stage.terms))) for stage in self.stages)
-        certainty, split = change(self.certainty), change(self.split)
-        return dataclasses.replace(self, certainty=certainty, split=split, terms=first.terms, then=tuple(then))
+    def with_terms(self, change: Callable[[Term], Term]) -> Method:
+        """The same method with every term changed."""
+        first, *then = (
+            dataclasses.replace(stage, terms=tuple(map(change, stage.terms)))
+            for stage in self.stages
+        )
+        return dataclasses.replace(self, terms=first.terms, then=tuple(then))
 
 
-def changed(part: Any, given: Mapping[str, Any]) -> Any:
-    own = {f.name: convert(f, given[f.name]) for f in dataclasses.fields(part) if f.name in given}
-    return dataclasses.replace(part, **own) if own else part
+def changed(part: Part, values: Mapping[str, Setting]) -> Part:
+    """The part with those values that are fields of it."""
+    items = [item for item in dataclasses.fields(part) if item.name in values]
+    new_values = {item.name: convert(item, values[item.name]) for item in items}
+    return dataclasses.replace(part, **new_values) if new_values else part
 
 
 class Methods(dict[str, Method]):
@@ -134,33 +155,33 @@ POSTERIOR = Certainty(weights="posterior", balance=None, anneal=False)
 """Certainty of the posterior predictive, balanced over the predicted classes."""
 BY_POSTERIOR = Split(split="posterior-entropy", decision="max-softmax")
 
-METHODS = Methods()
-METHODS.add(Method("source-only", "the source model, not adapted", stage={"epochs": 0}))
-METHODS.add(
+DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)
+"""L_div alone."""
+
+ROWS = (
+    Method(
+        "source-only",
+        "the source model, not adapted",
+        stage={"epochs": 0},
+    ),
     Method(
         "shot-im",
         "information maximisation, all samples equal",
         (InformationMaximization(),),
         published="87.3/70.5/80.4",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "shot-im-entropy",
         "shot-im, weighted by the certainty of the point estimate",
         (InformationMaximization(),),
         certainty=Certainty(weights="point"),
-    )
-)
-METHODS.add(
+    ),
     Method(
         "shot",
         "shot-im and nearest-centroid pseudo-labels",
         (InformationMaximization(), PseudoLabels()),
         published="88.6/71.8/82.9",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "u-sfan",
         "shot-im, weighted by the certainty of the posterior predictive",
@@ -168,9 +189,7 @@ METHODS.add(
         certainty=dataclasses.replace(POSTERIOR, anneal=None),
         split=BY_POSTERIOR,
         published="88.6/71.8/81.2",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "u-sfan+",
         "weights as u-sfan's, and nearest-centroid pseudo-labels",
@@ -182,90 +201,78 @@ METHODS.add(
         certainty=POSTERIOR,
         split=BY_POSTERIOR,
         published="88.8/71.9/82.7",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "u-sfan++",
         "labels from a pretrained witness's clusters, named by the source posterior",
         (WitnessLabels(), WitnessAttraction(), InformationMaximization(), Separation()),
         split=Split(split="posterior-entropy", decision="posterior-entropy"),
-    )
-)
-DIVERSE = InformationMaximization(gamma=1.0, objective_scale=1.0)
-"""L_div alone."""
-METHODS.add(
+    ),
     Method(
         "lsc",
         "predictions agree with the nearest neighbours (local structure clustering of G-SFDA); diversity",
         (LocalStructure(), DIVERSE),
         stage={"epochs": 32},
         published="–/71.3/85.4",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "nrc",
         "predictions agree with neighbours, above all reciprocal ones, and their neighbours; diversity",
         (Reciprocity(), DIVERSE),
         published="89.4/–/–",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "aad",
         "predictions agree with the nearest neighbours and differ from the rest of the batch",
         (AttractDisperse(),),
         published="89.6/72.7/88.0",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "upa",
         "shot with the pseudo-labels that neighbours confirm",
         (InformationMaximization(), CleanLabels()),
         published="89.9/73.0/88.7",
-    )
-)
-# Epochs, mixup's α 0.2, JMDS and lr 1e-2 with batches of 64 as in run_oh.sh of Jhyun17/CoWA-JMDS. There the learning
-# rate does not decay, and the head moves at a tenth of it; here both are as for the other methods.
-METHODS.add(
+    ),
+    # Epochs, mixup's α 0.2, JMDS and lr 1e-2 with batches of 64 as in run_oh.sh of Jhyun17/CoWA-JMDS. There the
+    # learning rate does not decay, and the head moves at a tenth of it; here both are as for the other methods.
     Method(
         "cowa",
         "cross-entropy on mixup, weighted by the joint confidence of data and model (JMDS)",
         (WeightedMixup(),),
         stage={"epochs": 30},
         published="90.3/72.5/86.9",
-    )
-)
-METHODS.add(
+    ),
     Method(
         "shot++",
         "shot and rotation prediction, then MixMatch from the samples of lowest entropy",
         (InformationMaximization(), PseudoLabels(), Rotation()),
-        then=(Later((MixMatch(),)),),
+        then=(NextStage((MixMatch(),)),),
         published="–/73.0/–",
-    )
-)
-# SGD, momentum 0.9, lr 2.5e-4 for batches of 64, no weight decay: so TENT is run on ImageNet-C with a ResNet-50 by
-# mr-eggplant/EATA (main.py) and mariodoebler/test-time-adaptation (cfgs/imagenet_c/tent.yaml). The authors' own
-# example, on CIFAR-10-C with batches of 200, takes Adam and 1e-3 (DequanWang/tent, cfgs/tent.yaml).
-METHODS.add(
+    ),
+    # SGD, momentum 0.9, lr 2.5e-4 for batches of 64, no weight decay: so TENT is run on ImageNet-C with a ResNet-50 by
+    # mr-eggplant/EATA (main.py) and mariodoebler/test-time-adaptation (cfgs/imagenet_c/tent.yaml). The authors'
+    # example, on CIFAR-10-C with batches of 200, takes Adam and 1e-3 (DequanWang/tent, cfgs/tent.yaml).
     Method(
         "tent",
         "entropy, on the scales and shifts of BatchNorm only, in one pass",
         (Entropy(),),
-        stage={"epochs": 1, "tune": "affine", "lr": 2.5e-4, "backbone_lr_scale": 1.0, "weight_decay": 0.0},
-    )
-)
-METHODS.add(
+        stage={
+            "epochs": 1,
+            "tune": "affine",
+            "lr": 2.5e-4,
+            "backbone_lr_scale": 1.0,
+            "weight_decay": 0.0,
+        },
+    ),
     Method(
         "bn-adapt",
         "the source model with the target's BatchNorm statistics; nothing is trained, one epoch",
         stage={"tune": "norm", "epochs": 1},
         settles=True,
-    )
+    ),
 )
+
+METHODS = Methods({row.name: row for row in ROWS})
 
 
 def find_method(name: str) -> Method:

@@ -2,8 +2,8 @@
 
     source model 1 … S, trained apart → adapt each → weights from what they say of the target → one mixture
 
-Source data never meet, and labels are not used. The mixture says of the target what `scoring.mixing` makes of what its
-members say before and after.
+Source data never meet, and labels are not used. `maths.source_mixture` mixes the outputs of the
+members on the target, before and after.
 """
 
 from __future__ import annotations
@@ -13,133 +13,177 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from usfan.adaptation.guard import DRAWS, Guard, estimated_accuracy, looked_at
+from usfan.adaptation.guard import Guard, estimated_accuracy, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
-from usfan.artifacts.model import AdaptedModel, MixtureModel, Passes, SourceModel
-from usfan.compute.passes import forward_store
-from usfan.compute.runtime import Runtime
+from usfan.adaptation.target_classes import setting_of
+from usfan.adaptation.thresholds import GUARD_DRAWS
 from usfan.config import AdaptConfig
-from usfan.data.cache import PixelStore
+from usfan.data.store import Store
+from usfan.engine.passes import forward_store
+from usfan.engine.runtime import Runtime
 from usfan.errors import DataError
-from usfan.scoring.mixing import choose_shares, reordered
-from usfan.scoring.outputs import Outputs
-from usfan.scoring.validators import validate
+from usfan.maths.outputs import Outputs
+from usfan.maths.source_mixture import choose_shares, reordered
+from usfan.maths.validators import validate
+from usfan.store.model import AdaptedModel, MixtureModel, Passes, SourceModel
 
 
-def with_passes(source: SourceModel, model: AdaptedModel, store: PixelStore, runtime: Runtime) -> AdaptedModel:
-    """A member that was adapted earlier and loaded from its folder, with what it says of the target."""
-    before, after = (
-        one.to(runtime.device).outputs_of(*forward_store(one.classifier, store, one.spec, runtime))
-        for one in (source, model)
-    )
-    return dataclasses.replace(model, passes=Passes(before, after, store.kept, tuple(store.skipped)))
+def passes_of(model: AdaptedModel) -> Passes:
+    assert model.passes is not None
+    return model.passes
+
+
+def with_passes(
+    source: SourceModel, model: AdaptedModel, store: Store, runtime: Runtime
+) -> AdaptedModel:
+    """A member that was adapted earlier and loaded from its folder, with its outputs for the target."""
+    outputs = []
+    for member in (source, model):
+        forward = forward_store(
+            member.to(runtime.device).classifier, store, member.spec, runtime
+        )
+        outputs.append(member.outputs_of(*forward))
+    before, after = outputs
+    passes = Passes(before, after, store.positions, tuple(store.skipped))
+    return dataclasses.replace(model, passes=passes)
 
 
 def mix_adapted(
-    members: Sequence[AdaptedModel], config: AdaptConfig, method: Method, sources: Sequence[str] = ()
+    members: Sequence[AdaptedModel],
+    config: AdaptConfig,
+    method: Method,
+    sources: Sequence[str] = (),
 ) -> MixtureModel:
     """The mixture of models that were adapted to the same images. `sources` are their names for the record."""
-    passes = [model.passes for model in members if model.passes is not None]
-    if len(passes) < len(members) or any(not torch.equal(one.kept, passes[0].kept) for one in passes):
+    passes = [passes_of(model) for model in members]
+    first = passes[0]
+    if any(not torch.equal(one.positions, first.positions) for one in passes):
         raise DataError("the models of a mixture must have seen the same images")
-    mixture = MixtureModel.of(members, "mean", [1 / len(members)] * len(members), method=config.method)
-    befores, afters = ([ordered(mixture, i, o) for i, o in enumerate(group)] for group in sides(passes))
-    shares = choose_shares(config.mixing, befores, afters).tolist()
-    mixture.mixing, mixture.shares = config.mixing, tuple(shares)
-    before, after = (mixture.mix(group) for group in sides(passes))
-    rejects = any(model.unknown_rule is not None for model in members)
-    mixture.unknown_rule = method.split.rule(after, method.split.decision) if rejects else None
+    mixture = MixtureModel.of(members, config.mixing, (), method=config.method)
+    befores = [one.before for one in passes]
+    afters = [one.after for one in passes]
+    shares = choose_shares(config.mixing, in_order(mixture, befores), in_order(mixture, afters))
+    mixture.shares = tuple(shares.tolist())
+    before = mixture.mix(befores)
+    after = mixture.mix(afters)
+    if any(model.unknown_rule is not None for model in members):
+        mixture.unknown_rule = method.split.rule(after, method.split.decision)
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
-    mixture.passes = dataclasses.replace(passes[0], before=before, after=after, path=path, given=None, without=None)
-    labels = method.split.labels if rejects else lambda outputs: outputs.logits.argmax(dim=1)
-    mixture.history = history_of(mixture, members, config, sources, (labels(before), labels(after)))
-    mixture.summary = {k: mixture.history[k] for k in ("method", "epochs", "seconds")}  # no path: folders are shared
+    mixture.passes = dataclasses.replace(
+        first, before=before, after=after, path=path, labelled=None
+    )
+    guard = judge_mixture(mixture, members, method)
+    names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
+    mixture.history = history_of(mixture, members, config, names, guard)
+    # no path: folders are shared
+    mixture.summary = {name: mixture.history[name] for name in ("method", "epochs", "seconds")}
     return mixture
 
 
-def sides(passes: Sequence[Passes]) -> tuple[list[Outputs], list[Outputs]]:
-    return [one.before for one in passes], [one.after for one in passes]
+def in_order(mixture: MixtureModel, outputs: Sequence[Outputs]) -> list[Outputs]:
+    """The outputs of each member in the mixture's order of the classes."""
+    device = outputs[0].logits.device
+    return [
+        reordered(member, mixture.order(number).to(device))
+        for number, member in enumerate(outputs)
+    ]
 
 
-def ordered(mixture: MixtureModel, number: int, outputs: Outputs) -> Outputs:
-    """The outputs of a member in the mixture's order of the classes."""
-    return reordered(outputs, mixture.order(number).to(outputs.logits.device))
+def judge_mixture(
+    mixture: MixtureModel, members: Sequence[AdaptedModel], method: Method
+) -> Guard:
+    """The guard's figures of the mixture: it scores, and decides nothing."""
+    passes = passes_of(mixture)
+    labels = list(passes.path)
+    rejects = mixture.unknown_rule is not None
+    if rejects:
+        labels = [method.split.labels(passes.before), method.split.labels(passes.after)]
+    rows = looked_at(len(labels[0])).to(labels[0].device)
+    draws = []
+    for number, model in enumerate(members):
+        heads = model.posterior.draws(passes_of(model).before.features[rows], GUARD_DRAWS)
+        draws.append(heads[..., mixture.order(number).to(heads.device)].argmax(dim=2))
+    classes = mixture.classes
+    guard = Guard(enabled=False)
+    guard.open(
+        passes.before, labels[0], torch.cat(draws, dim=1), None, len(classes) + rejects, classes
+    )
+    guard.consider(1, passes.after, labels[1], {})
+    return guard
 
 
 def history_of(
     mixture: MixtureModel,
     members: Sequence[AdaptedModel],
     config: AdaptConfig,
-    sources: Sequence[str],
-    labels: tuple[Tensor, Tensor],
+    names: Sequence[str],
+    guard: Guard,
 ) -> dict[str, Any]:
-    """What metrics.json says: of the members what was kept and why, of the mixture what any run says. `labels`: N each,
-    before and after; K stands for unknown."""
-    assert mixture.passes is not None
-    before, after = mixture.passes.before, mixture.passes.after
-    told = [
-        {"source": name, "share": round(share, 4), **{k: (model.history.get("guard") or {}).get(k) for k in GUARD}}
-        for name, share, model in zip(sources or numbers(members), mixture.shares, members, strict=True)
-    ]
-    guard = Guard(enabled=False)
-    rows = looked_at(len(labels[0])).to(labels[0].device)
-    draws = [
-        class_numbers(model, mixture, model.posterior.draws(own.before.features[rows], DRAWS).argmax(dim=2))
-        for model, own in ((m, m.passes) for m in members)
-        if own is not None
-    ]
-    names, rejects = mixture.classes, mixture.unknown_rule is not None
-    guard.open(before, labels[0], torch.cat(draws, dim=1), None, len(names) + rejects, names)
-    guard.consider(1, after, labels[1], {})
-    records = [
-        {"epoch": epoch, "validators": validate(o.probs, source_probs=before.probs, posterior_probs=o.posterior_probs)}
-        for epoch, o in enumerate((before, after))
-    ]
-    adapted = [model for model in members if model.history.get("kept_epoch", 1)]
-    classes = joint_setting(sources or numbers(members), members)
-    reason = "; ".join(f"{one['source']}: {one['reason'] or 'adapted before'}" for one in told)
+    """The figures for metrics.json: the guard's decision for each member, and the figures of any run for the
+    mixture."""
+    passes = passes_of(mixture)
+    source_probs = passes.before.probs
+    records = []
+    for epoch, outputs in enumerate((passes.before, passes.after)):
+        validators = validate(
+            outputs.probs, source_probs=source_probs, posterior_probs=outputs.posterior_probs
+        )
+        records.append({"epoch": epoch, "validators": validators})
+    sources = []
+    reasons = []
+    for name, share, model in zip(names, mixture.shares, members, strict=True):
+        decision = model.history.get("guard") or {}
+        reason = decision.get("reason")
+        reasons.append(f"{name}: {reason or 'adapted before'}")
+        sources.append(
+            {
+                "source": name,
+                "share": round(share, 4),
+                "kept": decision.get("kept"),
+                "reason": reason,
+            }
+        )
+    adapted = any(model.history.get("kept_epoch", 1) for model in members)
+    kept = "adapted" if adapted else "source"
+    classes = joint_setting(names, members)
+    settings = dataclasses.asdict(config)
+    if classes:
+        settings["setting"] = classes["setting"]
+    rejects = mixture.unknown_rule is not None
     return {
         "method": config.method,
         "epochs": config.epochs,
-        "kept_epoch": int(bool(adapted)),
-        "sources": told,
+        "kept_epoch": int(adapted),
+        "sources": sources,
         "mixing": config.mixing,
         "classes": classes,
-        "guard": {"on": config.guard, "kept": "adapted" if adapted else "source", "reason": reason},
+        "guard": {"on": config.guard, "kept": kept, "reason": "; ".join(reasons)},
         "estimated_accuracy": estimated_accuracy(
-            guard.history, kept=int(bool(adapted)), count=len(guard.rows), rejects=rejects
+            guard.history, kept=int(adapted), count=len(guard.rows), rejects=rejects
         ),
-        "validators": records[1]["validators"],
-        "settings": {**dataclasses.asdict(config), **({"setting": classes["setting"]} if classes else {})},
+        "validators": validators,
+        "settings": settings,
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),
         "records": records,
     }
 
 
-GUARD = ("kept", "reason")
-
-
-def joint_setting(names: Sequence[str], members: Sequence[AdaptedModel]) -> dict[str, str] | None:
-    """What the members found out about the target's classes, if they looked: the mixture expects whatever one of them
-    does."""
-    found = [model.history.get("classes") or model.summary.get("classes") for model in members]
-    if not all(isinstance(one, dict) for one in found):
-        return None
-    settings = [str(one["setting"]) for one in found if one]
-    uneven, rejects = (any(one in kind for one in settings) for kind in (UNEVEN, REJECTING))
-    joint = {(0, 0): "closed", (1, 0): "partial", (0, 1): "open", (1, 1): "universal"}[int(uneven), int(rejects)]
-    told = (f"{name}: {one['setting']}, {one['reason']}" for name, one in zip(names, found, strict=True) if one)
-    return {"setting": joint, "reason": "; ".join(told)}
-
-
-def numbers(members: Sequence[AdaptedModel]) -> list[str]:
-    return [f"source {number}" for number in range(1, len(members) + 1)]
-
-
-def class_numbers(model: SourceModel, mixture: MixtureModel, labels: torch.Tensor) -> torch.Tensor:
-    """Numbers of a member's classes as those of the mixture."""
-    place = {name: number for number, name in enumerate(mixture.classes)}
-    return torch.tensor([place[name] for name in model.classes], device=labels.device)[labels]
+def joint_setting(
+    names: Sequence[str], members: Sequence[AdaptedModel]
+) -> dict[str, str] | None:
+    """The setting of the mixture if the members estimated theirs: classes may be missing, or new, if one of them says
+    so."""
+    settings = []
+    reasons = []
+    for name, model in zip(names, members, strict=True):
+        estimate = model.history.get("classes") or model.summary.get("classes")
+        if not isinstance(estimate, dict):
+            return None
+        setting = str(estimate["setting"])
+        settings.append(setting)
+        reasons.append(f"{name}: {setting}, {estimate['reason']}")
+    uneven = not set(settings).isdisjoint(UNEVEN)
+    rejects = not set(settings).isdisjoint(REJECTING)
+    return {"setting": setting_of(uneven, rejects), "reason": "; ".join(reasons)}

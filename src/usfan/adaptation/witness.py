@@ -1,5 +1,5 @@
-"""The witness: a frozen pretrained network that sees the target once. It has not seen the source data, so it does
-not share the source model's mistakes.
+"""The witness: a frozen pretrained network that looks at the target once. It was not trained on the source data, so it
+does not share the source model's mistakes.
 
 It describes an image by its features f and, if its weights hold the classifier that it was pretrained with, by the
 probabilities of those classes. The features say how images look; the probabilities say which differences between them
@@ -8,12 +8,12 @@ far two distributions overlap (Bhattacharyya). If one probability is near 1, the
 
     u = [f̂, q̂],   q = √softmax(z / 2),   z = W f + b           N × (F + C); ^: normalised, centred, normalised again
 
-It looks at whole images, at the size from which the model's own views are cropped. If features are given instead of
+It looks at whole images, at the size from which the model's views are cropped. If the target is features instead of
 images, these are used.
 
-`auto` takes the network that the source model started from: its own features if the backbone has not moved since, the
-original weights if they can be found. If they cannot, it takes the best network of the extra usfan[offline]. A source
-model trained from scratch has no witness.
+`auto` takes the network that the source model started from: the model's backbone if it has not moved since, else the
+original weights. If these are unavailable, it takes the best network of the extra usfan[offline]. A source model
+trained from scratch has no witness.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
 
-from usfan.artifacts.model import SourceModel, came_pretrained
-from usfan.compute.features import BackboneAlone, features_of
-from usfan.compute.runtime import Runtime
-from usfan.data.cache import PixelStore
+from usfan.adaptation.thresholds import WITNESS_SOFTNESS
+from usfan.data.store import Store
 from usfan.data.views import InputSpec
+from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, UsfanError
+from usfan.maths.cluster_mixture import CHUNK, centred_features
 from usfan.models.backbones import (
     OFFLINE_PACKAGES,
     PretrainedHead,
@@ -40,15 +42,11 @@ from usfan.models.backbones import (
     offline_weights,
     probe_features,
     timm_classifier,
-    weights_hash,
 )
 from usfan.models.hub import cache_only
-from usfan.scoring.mixture import CHUNK, centred_features
+from usfan.store.model import SourceModel, came_pretrained
 
 log = logging.getLogger(__name__)
-
-SOFTNESS = 2.0
-"""Divides the logits of the witness's own classifier."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +57,34 @@ class Witness:
     module: nn.Module
     spec: InputSpec
     hash: str
-    own: bool = False
-    """Whether it is the source model's own backbone, which has not moved since it was pretrained."""
+    is_source_backbone: bool = False
+    """Whether it is the source model's backbone, which has not moved since it was pretrained."""
     classifier: PretrainedHead | None = None
     """The classifier that it was pretrained with."""
 
-    def features(self, store: PixelStore, runtime: Runtime) -> Tensor:
-        """N × F, of test views at the witness's own input size."""
-        return self.seen(store, self.spec, runtime)
+    def features(self, store: Store, runtime: Runtime) -> Tensor:
+        """N × F, of test views at the witness's input size."""
+        return self.features_at(self.spec, store, runtime)
 
-    def testimony(self, store: PixelStore, runtime: Runtime) -> Tensor:
-        """N × (F + C): what it says about whole images."""
-        return testimony(self.seen(store, whole(self.spec, self.module), runtime), self.classifier)
+    def testimony(self, store: Store, runtime: Runtime) -> Tensor:
+        """u, N × (F + C), of whole images."""
+        spec = whole(self.spec, self.module)
+        return testimony(self.features_at(spec, store, runtime), self.classifier)
 
-    def seen(self, store: PixelStore, spec: InputSpec, runtime: Runtime) -> Tensor:
+    def features_at(
+        self,
+        spec: InputSpec,
+        store: Store,
+        runtime: Runtime,
+    ) -> Tensor:
         """N × F, of test views with this input."""
         network = BackboneAlone(self.module.to(runtime.device), channels_last=False)
-        return features_of(network, resized(store, spec), spec, runtime).pixels
+        images = store.resized(spec.channels, spec.resize)
+        return features_of(network, images, spec, runtime, weights=self.hash).values
 
 
 def whole(spec: InputSpec, module: nn.Module) -> InputSpec:
-    """The whole image instead of a crop of it; a network that does not take that size sees it at its own."""
+    """The whole image instead of a crop of it; a network that does not take that size gets its usual size."""
     side = spec.resize
     try:
         with torch.device("meta"):
@@ -94,126 +99,141 @@ def testimony(features: Tensor, classifier: PretrainedHead | None) -> Tensor:
     """u, N × (F + C), from N × F features; without a classifier the features as they are."""
     if classifier is None:
         return features
-    weight, bias = classifier.weight.to(features.device), classifier.bias.to(features.device)
+    weight = classifier.weight.to(features.device)
+    bias = classifier.bias.to(features.device)
     width = features.shape[1]
     u = torch.empty(len(features), width + len(bias), device=features.device)
     for part, rows in zip(features.split(CHUNK), u.split(CHUNK), strict=True):
         logits = part.float() @ weight.T + bias
         if not bool(torch.isfinite(logits).all()):
-            raise UsfanError("the witness's class scores are not finite numbers: check its weights and its input")
-        rows[:, width:] = (logits / SOFTNESS).softmax(dim=1).sqrt()
+            raise UsfanError(
+                "the witness's class scores are not finite numbers: check its weights and its input"
+            )
+        rows[:, width:] = (logits / WITNESS_SOFTNESS).softmax(dim=1).sqrt()
     u[:, width:] = centred_features(u[:, width:])[0]
     u[:, :width] = centred_features(features)[0]
     return u
 
 
-class ResizedStore(PixelStore):
-    """The same pixels at another size and number of channels, batch by batch."""
-
-    spec: InputSpec
-
-    def batch(self, index: Tensor, device: torch.device | str | None = None) -> Tensor:
-        pixels = super().batch(index, device)
-        side = self.spec.resize
-        if pixels.shape[-1] != side:
-            grown = torch.nn.functional.interpolate(pixels.float(), size=(side, side), mode="bilinear", antialias=True)
-            pixels = grown.round().clamp(0, 255).to(torch.uint8)
-        return pixels.expand(-1, self.spec.channels, -1, -1)
-
-
-def resized(store: PixelStore, spec: InputSpec) -> PixelStore:
-    if store.pixels.shape[-1] == spec.resize and store.pixels.shape[1] == spec.channels:
-        return store
-    made = ResizedStore(store.pixels, store.kept, key=store.key)
-    object.__setattr__(made, "spec", spec)
-    return made
-
-
-def choose_witness(asked: str, source: SourceModel) -> Witness | None:
-    """The witness by name (NAME, or NAME:WEIGHTS with offline, timm or a file), `auto` or `none`."""
-    if asked == "none":
+def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witness | None:
+    """The witness by name (NAME, or NAME:WEIGHTS with offline, timm or a file), `auto` or `none`. `backbone_hash` is
+    that of the source model's backbone."""
+    if choice == "none":
         return None
-    if asked != "auto":
-        name, _, weights = asked.partition(":")
-        found = load_witness(name, weights or "auto")
-        if found is None:
-            raise ConfigError(f"--witness {asked}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm")
-        return found
+    if choice == "auto":
+        return automatic_witness(source, backbone_hash)
+    name, _, weights = choice.partition(":")
+    witness = load_witness(name, weights or "auto")
+    if witness is None:
+        raise ConfigError(
+            f"--witness {choice}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm"
+        )
+    return witness
+
+
+def automatic_witness(source: SourceModel, backbone_hash: str) -> Witness | None:
+    """The network that the source model started from, or the best of the extra usfan[offline]."""
     if not source.pretrained or source.spec.channels != 3:
         return None
     record = source.architecture.get("pretrained")
-    if record is not None:
-        name, backbone = source.architecture["backbone"], source.classifier.backbone
-        if weights_hash(backbone) == record["hash"]:
-            with cache_only():  # use its classifier if it is on this machine; do not download it
-                original = load_original(name, record)
-            classifier = None if original is None else original.classifier
-            return Witness(name, backbone, source.spec, record["hash"], own=True, classifier=classifier)
+    if record is None:
+        return best_offline()
+    name = source.architecture["backbone"]
+    backbone = source.classifier.backbone
+    if backbone_hash != record["hash"]:
+        return load_original(name, record) or best_offline()
+    with cache_only():  # use its classifier if it is on this machine; do not download it
         original = load_original(name, record)
-        if original is not None:
-            return original
-    return best_offline()
+    return Witness(
+        name,
+        backbone,
+        source.spec,
+        record["hash"],
+        is_source_backbone=True,
+        classifier=None if original is None else original.classifier,
+    )
 
 
 def load_original(name: str, record: dict[str, str]) -> Witness | None:
     """The network with the weights that a source model started from; None if they are unavailable."""
+    weights = "timm" if record["from"] == "timm" else "offline"
     try:
-        found = load_witness(name, "timm" if record["from"] == "timm" else "offline")
+        witness = load_witness(name, weights)
     except ConfigError as error:
         log.debug("the original weights of %s are unavailable: %s", name, error)
         return None
-    return found if found is not None and found.hash == record["hash"] else None
+    if witness is None or witness.hash != record["hash"]:
+        return None
+    return witness
 
 
 def has_witness(architecture: dict[str, Any], summary: dict[str, Any]) -> bool:
-    """Whether `auto` will find a witness, from what a model folder says: quick, no network is built."""
+    """Whether `auto` will find a witness, judged by a model folder: quick, no network is built."""
     if not came_pretrained(architecture):
         return False
-    frozen = architecture.get("pretrained") is not None and summary.get("tune") == "new"
-    return frozen or any(offline_weights(name) is not None for name in OFFLINE_PACKAGES)
+    if architecture.get("pretrained") is not None and summary.get("tune") == "new":
+        return True
+    return any(offline_weights(name) is not None for name in OFFLINE_PACKAGES)
 
 
-def choose_judge(source: SourceModel, used: set[str]) -> Witness | None:
+def choose_judge(source: SourceModel, used: set[str], backbone_hash: str) -> Witness | None:
     """A pretrained network for the guard whose weights (by hash) the training did not use; None if there is none."""
     if not source.pretrained or source.spec.channels != 3:
         return None
     record = source.architecture.get("pretrained")
     if record is not None and record["hash"] not in used:
-        own = choose_witness("auto", source)
-        if own is not None and own.hash not in used:
-            return own
+        original = automatic_witness(source, backbone_hash)
+        if original is not None and original.hash not in used:
+            return original
     return best_offline(but=used)
 
 
 THUMBNAIL = 32
 POOLED = 64
-"""Images that are made thumbnails of at a time: as floats, a thousand of 3 × 256 × 256 take 750 MiB."""
+"""Images that are pooled to thumbnails at a time: as floats, a thousand of 3 × 256 × 256 take 750 MiB."""
 
 
-def thumbnails(store: PixelStore, rows: Tensor, runtime: Runtime, most: int = THUMBNAIL) -> Tensor:
+def thumbnails(
+    store: Store,
+    rows: Tensor,
+    runtime: Runtime,
+    most: int = THUMBNAIL,
+) -> Tensor:
     """Features of images that no training has touched, for a target that no pretrained network fits: the pixels at
     `rows` themselves, at most 32 × 32, minus the mean image."""
-    side = min(most, *store.pixels.shape[-2:])
-    parts = (store.batch(part).to(runtime.device).float() for part in rows.split(POOLED))
-    small = torch.cat([torch.nn.functional.adaptive_avg_pool2d(part, side).flatten(1) for part in parts])
+    side = min(most, *store.values.shape[-2:])
+    parts = []
+    for part in rows.split(POOLED):
+        images = store.batch(part).to(runtime.device).float()
+        parts.append(adaptive_avg_pool2d(images, side).flatten(1))
+    small = torch.cat(parts)
     small = small - small.mean(dim=0)
-    return small / small.std(correction=min(1, small.numel() - 1)).clamp_min(1e-6)  # a single number has no spread
+    correction = min(1, small.numel() - 1)  # a single number has no spread
+    return small / small.std(correction=correction).clamp_min(1e-6)
 
 
 def load_witness(name: str, weights: str) -> Witness | None:
     if weights in ("auto", "offline") and offline_weights(name) is None:
         return None
-    made = create_backbone(name, weights)
-    if made.weights is None:
+    backbone = create_backbone(name, weights)
+    if backbone.weights is None:
         return None
-    classifier = timm_classifier(name, made.features) if weights == "timm" else made.classifier
-    return Witness(name, made.module, made.spec, made.weights["hash"], classifier=classifier)
+    classifier = backbone.classifier
+    if weights == "timm":
+        classifier = timm_classifier(name, backbone.features)
+    return Witness(
+        name,
+        backbone.module,
+        backbone.spec,
+        backbone.weights["hash"],
+        classifier=classifier,
+    )
 
 
 def best_offline(*, but: Collection[str] = ()) -> Witness | None:
     """The largest network of the extra usfan[offline] that is installed, other than the weights `but` (hashes)."""
     for name in sorted(OFFLINE_PACKAGES, reverse=True):
-        found = load_witness(name, "offline")
-        if found is not None and found.hash not in but:
-            return found
+        witness = load_witness(name, "offline")
+        if witness is not None and witness.hash not in but:
+            return witness
     return None

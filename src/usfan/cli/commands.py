@@ -1,372 +1,453 @@
-"""The commands, as plain functions of their settings in one table. Heavy modules are imported inside."""
+"""The commands: functions with typed arguments, in one table. The parser and the help read them as they are.
+
+`flags` says what the annotations mean. A parameter `settings` holds the settings that the user gave, without defaults.
+Heavy modules are imported inside.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from usfan.cli.edges import (
-    describe_worth,
-    load_module,
-    must_be_a_file,
-    open_data,
-    open_runtime,
-    say_changes,
-    say_skipped,
-    take,
-)
+from usfan.cli import flags
 from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError
-from usfan.progress import bar, console, print_metrics, say, step_progress
+from usfan.uncertainty.registry import UNCERTAINTIES
+
+if TYPE_CHECKING:
+    Uncertainty = str
+else:
+    Uncertainty = Literal[("auto", *UNCERTAINTIES)]
+NO_SETTINGS: dict[str, Any] = {}
+HERE = RuntimeConfig()
 
 
-def train(settings: dict[str, Any]) -> None:
-    from usfan.runs.folder import open_run
-    from usfan.training.source import train_source
+def demo(
+    *,
+    out: str = "runs/demo",
+    seed: int = 0,
+    computing: flags.Device = HERE,
+) -> None:
+    """Adapt between MNIST and UCI digits with all methods of the paper; results go to runs/demo.
 
-    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
-    data, seen = open_data(settings)
-    values = take(settings, TrainConfig)
-    config = make_config(TrainConfig, values)
-    runtime, computing = open_runtime(settings, several=True)
-    recorded = {**seen, **dataclasses.asdict(config), **computing, "private": private}
-    with open_run(runtime, out, recorded, command="train", resume=resume) as run:
-        if run.finished() is not None:
-            run.drop_checkpoints()
-            say(f"{out} is finished already")
-            return
-        with bar("training", unit="images") as shown:
-            model = train_source(data, runtime=runtime, run=run, progress=step_progress(shown), **values)
-        if runtime.rank == 0:
-            model.save(run.path, private=private)
-            if private:
-                run.withhold()
-            shown_summary = {} if private else model.summary
-            counts = {"images": len(data), "skipped": len(data.unreadable)}
-            run.save_metrics({"classes": len(model.classes), **counts, **shown_summary})
-            run.drop_checkpoints()
-            say_skipped(data, run, private=private)
-            print_metrics(model.summary, f"{out}: source model, {len(model.classes)} classes")
+    Args:
+        out: Run folder.
+        seed: Seed of random draws.
+    """
+    from usfan.cli.edges import open_runtime
+    from usfan.store.run_folder import folder_lock
+    from usfan.study.digits import run_demo
+
+    runtime = open_runtime(computing)
+    with folder_lock(Path(out)):
+        run_demo(Path(out), runtime=runtime, seed=seed)
 
 
-def posterior(settings: dict[str, Any]) -> None:
-    from usfan.artifacts.model import SourceModel
-    from usfan.data.class_file import read_classes
-    from usfan.runs.folder import open_run
-    from usfan.training.posthoc import from_state_dict, refit_posterior
-    from usfan.training.source import Rival
+def train(
+    data: str,
+    /,
+    *,
+    out: str,
+    settings: flags.TrainFlags = NO_SETTINGS,
+    resume: bool = False,
+    root: str | None = None,
+    strict: bool = False,
+    private: bool = False,
+    computing: flags.ManyProcesses = HERE,
+) -> None:
+    """Train a source model and fit its posterior."""
+    from usfan import workflow
+    from usfan.cli.edges import open_data, open_runtime, say_skipped, show_steps
+    from usfan.progress import print_metrics, say
 
-    out, model_path = settings["out"], settings["model"]
-    resume, private = settings.get("resume", False), settings.get("private", False)
-    data, seen = open_data(settings)
-    backbone, head, names = (settings.get(k) for k in ("backbone", "head", "classes"))
-    names_of = ("prior", "damping", "uncertainty", "members")
-    options = make_config(TrainConfig, {k: settings[k] for k in names_of if k in settings})
-    other = {"uncertainty": options.uncertainty, "members": options.members}
-    rival = Rival(options.uncertainty, settings.get("dropout_rate"), options.members)
-    fitted = {"prior": options.prior, "damping": options.damping, "weight_decay": settings.get("weight_decay")}
-    classes = None if names is None else read_classes(names)
-    runtime, computing = open_runtime(settings, several=True)
-    network = {"backbone": backbone, "head": head, "classes": names}
-    fixed = {**other, "dropout_rate": rival.rate, "private": private}
-    recorded = {"model": model_path, **seen, **network, **fitted, **computing, **fixed}
-    with open_run(runtime, out, recorded, command="posterior", resume=resume) as run:
-        if run.finished() is not None:
-            say(f"{out} is finished already")
-            return
-        if Path(model_path).is_dir():
-            if backbone is not None or head is not None:
-                raise ConfigError(
-                    f"{model_path} is a model folder, which says what its network is: leave --backbone and --head out"
-                )
-            fit: Any = functools.partial(refit_posterior, SourceModel.load(model_path), data, runtime)
-        else:
-            fit = functools.partial(from_state_dict, model_path, backbone, data, runtime, head=head)
-        with bar("fitting", len(data)) as shown:
-            model = fit(progress=shown.advance, classes=classes, rival=rival, **fitted)
-        if runtime.rank:
-            return
-        model.save(run.path, private=private)
-        figures = {
-            "prior_precision": model.posterior.prior_precision,
-            "log_evidence": model.posterior.log_evidence,
-            "effective_parameters": model.posterior.effective_parameters,
-            "count": model.posterior.count,
-            "skipped": len(data.unreadable),
-        }
-        if private:
-            run.withhold()
-            del figures["log_evidence"]  # the log-likelihood of the labels is in it
-        else:
-            run.scalars({f"posterior/{name}": value for name, value in figures.items()}, 0)
-            run.log("fitted", **figures)
-        run.save_metrics(figures)
-        say_skipped(data, run, private=private)
-        print_metrics(figures, f"{out}: posterior")
-
-
-def adapt(settings: dict[str, Any]) -> None:
-    from usfan.adaptation.adapt import adapt as run_adaptation
-    from usfan.adaptation.settings import begun_settings, resolve
-    from usfan.adaptation.witness import has_witness
-    from usfan.api import for_run, save_adaptation
-    from usfan.artifacts.folder import load_config
-    from usfan.artifacts.model import SourceModel, came_pretrained
-    from usfan.compute.prefetch import decoding
-    from usfan.data.few_labels import few_labels
-    from usfan.runs.folder import open_run
-
-    if len(settings["source"]) > 1:
-        adapt_several(settings)
+    images, record = open_data(data, root=root, strict=strict)
+    record |= {**dataclasses.asdict(computing), "private": private}
+    runtime = open_runtime(computing, several=True)
+    finished = Path(out, "metrics.json").is_file()
+    output = workflow.Output(out, resume, private, record)
+    model = workflow.train(images, settings, runtime, show_steps, output)
+    if runtime.rank:
         return
-    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
-    source_path, module = settings["source"][0], load_module(settings.get("module"))
-    data, seen = open_data(settings)
-    stored = load_config(source_path)
-    given = {k: v for k, v in settings.items() if k not in own_names()}
-    facts: dict[str, Any] = {
-        "pretrained": came_pretrained(stored.architecture),
-        "classes": len(stored.classes),
-        "witness": has_witness(stored.architecture, stored.summary),
-    }
-    config, _ = resolve(given, **facts)
-    data = for_run(data, stored.classes, config)
-    labels = settings.get("labels")
-    table = None if labels is None else few_labels(labels, data, stored.classes, root=settings.get("root"))
-    runtime, computing = open_runtime(settings, several=True)
-    values = begun_settings(given, **facts)
-    recorded = {"source": source_path, **seen, "labels": labels, **values, **computing, "private": private}
-    with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
+    if finished:
+        say(f"{out} is finished already")
+        return
+    say_skipped(images, logged=not private)
+    print_metrics(model.summary, f"{out}: source model, {len(model.classes)} classes")
+
+
+def posterior(
+    model: str,
+    data: str,
+    /,
+    *,
+    out: str,
+    backbone: str | None = None,
+    head: str | None = None,
+    classes: str | None = None,
+    settings: flags.PosteriorFlags = NO_SETTINGS,
+    dropout_rate: float | None = None,
+    weight_decay: float | None = None,
+    resume: bool = False,
+    root: str | None = None,
+    strict: bool = False,
+    private: bool = False,
+    computing: flags.ManyProcesses = HERE,
+) -> None:
+    """Fit a posterior to a model that is already trained.
+
+    Args:
+        model: Model folder, or a state dict with --backbone.
+        backbone: timm model that the state dict belongs to.
+        head: Name of the last Linear layer; not needed for timm models.
+        classes: Class names in the order of the outputs: one per line, or JSON.
+        dropout_rate: Rate of MC dropout; by default that of the training, or 0.1.
+        weight_decay: Weight decay of the training, for --prior weight-decay; by default as stored.
+    """
+    from usfan.cli.edges import fit_model, open_data, open_runtime, save_posterior, say_skipped
+    from usfan.progress import bar, say
+    from usfan.store.run_folder import open_run
+    from usfan.uncertainty.base import FitSettings
+
+    images, record = open_data(data, root=root, strict=strict)
+    config = make_config(TrainConfig, settings)
+    names = ("prior", "damping", "uncertainty", "members")
+    fit = {name: getattr(config, name) for name in names}
+    fit |= {"weight_decay": weight_decay, "dropout_rate": dropout_rate}
+    network = {"backbone": backbone, "head": head, "classes": classes}
+    record |= {"model": model, **network, **fit, **dataclasses.asdict(computing)}
+    record["private"] = private
+    runtime = open_runtime(computing, several=True)
+    with open_run(runtime, out, record, command="posterior", resume=resume) as run:
         if run.finished() is not None:
-            run.drop_checkpoints()
             say(f"{out} is finished already")
             return
-        with decoding(data.without_labels(), stored.spec, runtime) as decoded:
-            source = SourceModel.load(source_path, module=module)
-            store = decoded()
-        with bar("adapting", unit="images") as shown:
-            progress = step_progress(shown)
-            few = None if table is None else table[store.kept]
-            model = run_adaptation(source, store, runtime=runtime, run=run, progress=progress, labels=few, **given)
+        with bar("fitting", len(images)) as display:
+            fitted = fit_model(
+                model, images, runtime, FitSettings(**fit), **network, progress=display.advance
+            )
         if runtime.rank == 0:
-            metrics = save_adaptation(run, model, data, open_set=config.may_be_new, private=private)
-            say_skipped(data, run, private=private)
-            say_changes(out, settings["data"], model, settings.get("module"))
-            say_figures(metrics, out)
+            save_posterior(run, fitted, images, private=private)
+            say_skipped(images, logged=not private)
 
 
-def say_figures(metrics: dict[str, Any], out: str) -> None:
-    """What labels say of an adaptation, if there are any."""
-    if "labels" in metrics:
-        say(f"labels: {describe_worth(metrics['labels'])}")
-    if "after" in metrics:
-        names, moments = ("accuracy", "ece", "hos"), ("before", "after")
-        print_metrics({f"{name} {when}": metrics[when].get(name) for name in names for when in moments}, out)
+def adapt(
+    source: list[str],
+    data: str,
+    /,
+    *,
+    out: str,
+    settings: flags.AdaptFlags = NO_SETTINGS,
+    resume: bool = False,
+    dry_run: bool = False,
+    labels: str | None = None,
+    unlabelled: bool = False,
+    root: str | None = None,
+    strict: bool = False,
+    module: str | None = None,
+    private: bool = False,
+    computing: flags.LittleComputing = HERE,
+) -> None:
+    """Adapt a source model to unlabelled images.
+
+    Args:
+        source: Model folder or Hub id; one or more.
+        data: A folder class/*.jpg, a flat folder of images, one image, or a list file. Labels in it are used for the
+            figures at the end, never for adapting.
+        dry_run: Print the plan and stop: nothing is trained or written.
+        labels: Labels of a few of these images to learn from: a table path,label, such as label_first.csv, filled
+            in.
+        unlabelled: Ignore labels; read folders of any name and depth.
+    """
+    from usfan import workflow
+    from usfan.cli.edges import load_module, open_data, open_runtime, say_adapted, show_steps
+    from usfan.progress import say
+
+    network = load_module(module)
+    images, record = open_data(data, root=root, strict=strict, unlabelled=unlabelled)
+    record |= {"labels": labels, **dataclasses.asdict(computing), "private": private}
+    runtime = open_runtime(computing, several=len(source) == 1)
+    sources = [workflow.open_source(path, network) for path in source]
+    if dry_run:
+        print(workflow.describe(sources, images, settings, runtime))
+        return
+    model = workflow.adapt(
+        sources,
+        images,
+        settings,
+        runtime,
+        show_steps,
+        output=workflow.Output(out, resume, private, record),
+        labels=labels,
+        root=root,
+    )
+    if runtime.rank:
+        return
+    if model.passes is None:
+        say(f"{out} is finished already")
+    else:
+        say_adapted(model, images, out, data, source, module, private=private)
 
 
-def adapt_several(settings: dict[str, Any]) -> None:
-    """Each source is adapted in a run folder of its own inside --out; --out itself holds the mixture."""
-    from usfan.api import adapt_several as run_several
-    from usfan.api import for_run, settled, settled_values
-    from usfan.artifacts.model import as_model, check_members
-    from usfan.evaluation.samples import adaptation_metrics
-    from usfan.runs.folder import open_run
+def evaluate(
+    model: str,
+    data: str,
+    /,
+    *,
+    out: str | None = None,
+    open_set: bool = False,
+    uncertainty: Uncertainty = "auto",
+    labels: str | None = None,
+    root: str | None = None,
+    strict: bool = False,
+    module: str | None = None,
+    computing: flags.OneProcess = HERE,
+) -> None:
+    """Measure accuracy and calibration on labelled images.
 
-    out, resume, private = settings["out"], settings.get("resume", False), settings.get("private", False)
-    paths, module = settings["source"], load_module(settings.get("module"))
-    data, seen = open_data(settings)
-    given = {k: v for k, v in settings.items() if k not in own_names()}
-    sources = [as_model(path, module) for path in paths]
-    check_members([(model.classes, model.spec) for model in sources])
-    config, _ = settled(sources[0], given)
-    data = for_run(data, sources[0].classes, config)
-    runtime, computing = open_runtime(settings)
-    labels, values = settings.get("labels"), settled_values(sources[0], given)
-    recorded = {"source": paths, **seen, "labels": labels, **values, **computing, "private": private}
-    with open_run(runtime, out, recorded, command="adapt", resume=resume) as run:
-        if run.finished() is not None:
-            say(f"{out} is finished already")
-            return
-        options = {"runtime": runtime, "run": run, "labels": labels, "names": paths, "private": private}
-        model = run_several(sources, data, **options, **given)
-        say_skipped(data, run, private=private)
-        weighed = ", ".join(f"{share:.2f} {path}" for share, path in zip(model.shares, paths, strict=True))
-        say(f"mixed by {model.mixing}: {weighed}")
-        say_changes(out, settings["data"], model, settings.get("module"))
-        metrics = adaptation_metrics(model, data, open_set=config.may_be_new)
-        say_figures(metrics, out)
-
-
-def own_names() -> set[str]:
-    """What `adapt` takes beside the settings of the adaptation."""
-    own = {"source", "data", "out", "resume", "private", "module", "root", "strict", "unlabelled", "labels"}
-    return own | {f.name for f in dataclasses.fields(RuntimeConfig)}
-
-
-def evaluate(settings: dict[str, Any]) -> None:
-    from usfan.artifacts.model import SourceModel
-    from usfan.compute.share import first_speaks
+    Args:
+        out: Run folder for metrics.json.
+        open_set: The images may show classes that the model does not know.
+        labels: Labels of a few of these images, a table path,label: the figures are of these images alone.
+    """
+    from usfan.cli.edges import load_model, open_data, open_runtime, say_skipped
     from usfan.data.few_labels import only_labelled
-    from usfan.evaluation.evaluate import evaluate as run_evaluation
-    from usfan.runs.folder import open_run
+    from usfan.metrics.evaluate import evaluate as run_evaluation
+    from usfan.progress import bar, print_metrics
+    from usfan.workflow import Output, log_skipped, open_output
 
-    out, model_path, open_set = settings.get("out"), settings["model"], settings.get("open_set", False)
-    module, labels = load_module(settings.get("module")), settings.get("labels")
-    data, seen = open_data(settings if labels is None else {**settings, "unlabelled": True})
-    model = SourceModel.load(model_path, module=module).with_uncertainty(settings.get("uncertainty", "auto"))
+    images, record = open_data(data, root=root, strict=strict, unlabelled=labels is not None)
+    classifier = load_model(model, module, uncertainty)
     if labels is not None:
-        data = only_labelled(data, labels, model.classes, root=settings.get("root"), open_set=open_set)
-    runtime, _ = open_runtime(settings, several=True)
-    recorded = {"model": model_path, **seen, "labels": labels, "open_set": open_set}
-    recorded["uncertainty"] = model.uncertainty.kind
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(first_speaks(runtime))
-        run = None if out is None else stack.enter_context(open_run(runtime, out, recorded, command="evaluate"))
-        with bar("evaluating", len(data)) as shown:
-            options = {"runtime": runtime, "progress": shown.advance, "folder": model_path}
-            metrics = run_evaluation(model, data, open_set=open_set, **options)
-        if runtime.rank:
-            return
-        figures = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
+        images = only_labelled(images, labels, classifier.classes, root=root, open_set=open_set)
+    runtime = open_runtime(computing)
+    record |= {"model": model, "labels": labels, "open_set": open_set}
+    record["uncertainty"] = classifier.uncertainty.kind
+    with open_output(Output(out), record, runtime, command="evaluate") as run:
+        with bar("evaluating", len(images)) as display:
+            progress = display.advance
+            metrics = run_evaluation(
+                classifier, images, open_set=open_set, runtime=runtime, progress=progress
+            )
+        figures = {name: f for name, f in metrics.items() if isinstance(f, int | float)}
         if run is not None:
             run.save_metrics(metrics)
-            run.scalars({f"evaluate/{name}": value for name, value in figures.items()}, 0)
+            run.scalars({f"evaluate/{name}": figure for name, figure in figures.items()}, 0)
             run.log("evaluated", **figures)
-        say_skipped(data, run)
-    print_metrics(metrics, f"{model_path} on {settings['data']}")
-    if "labels" in metrics:
-        say(f"labels given to adapt: {describe_worth(metrics['labels'])}")
+            log_skipped(run, images)
+        say_skipped(images, logged=run is not None)
+    print_metrics(metrics, f"{model} on {data}")
     print(json.dumps(figures))
 
 
-def predict(settings: dict[str, Any]) -> None:
-    from usfan.artifacts.model import SourceModel
-    from usfan.compute.share import first_speaks
-    from usfan.data.inputs import open_inputs
-    from usfan.evaluation.predictions import write_predictions
+def predict(
+    model: str,
+    data: list[str],
+    /,
+    *,
+    out: str | None = None,
+    json: bool = False,
+    coverage: float | None = None,
+    uncertainty: Uncertainty = "auto",
+    root: str | None = None,
+    strict: bool = False,
+    module: str | None = None,
+    computing: flags.OneProcess = HERE,
+) -> None:
+    """Write a table of predictions: path, label, confidence, entropy, weight, unknown, error.
 
-    out, as_json, coverage = settings.get("out"), settings.get("json", False), settings.get("coverage")
-    if coverage is not None and not 0 < coverage <= 1:
-        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
+    Args:
+        data: Photographs, folders and list files; - reads paths from standard input, one per line.
+        out (FILE): Output file (required, unless --json prints the predictions).
+        json: JSON instead of CSV, one object per line; without --out to standard output.
+        coverage: Share of the images that get a label; the others abstain.
+    """
+    from usfan.cli.edges import load_model, must_be_a_file, open_runtime, say_skipped
+    from usfan.data.inputs import open_inputs
+    from usfan.metrics.predictions import write_predictions
+    from usfan.progress import bar, say
+
     if out is not None:
         must_be_a_file(Path(out), "--out")
-    module = load_module(settings.get("module"))
-    data = open_inputs(settings["data"], root=settings.get("root"), strict=settings.get("strict", False))
-    model = SourceModel.load(settings["model"], module=module).with_uncertainty(settings.get("uncertainty", "auto"))
-    runtime, _ = open_runtime(settings, several=out is not None)
+    elif not json:
+        raise ConfigError(
+            "--out is missing: name the file to write, or print the predictions with --json (see --help)"
+        )
+    if coverage is not None and not 0 < coverage <= 1:
+        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
+    images = open_inputs(data, root=root, strict=strict)
+    classifier = load_model(model, module, uncertainty)
+    runtime = open_runtime(computing)
     with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder, "table.csv") if out is None else Path(out)
-        with first_speaks(runtime), bar("predicting", len(data)) as shown:
+        table = Path(out or Path(folder, "table.csv"))
+        with bar("predicting", len(images)) as display:
+            classifier = classifier.to(runtime.device)
+            progress = display.advance
             count = write_predictions(
-                table, model.to(runtime.device), data, coverage, runtime, shown.advance, json_lines=as_json
+                table, classifier, images, coverage, runtime, progress, json_lines=json
             )
         if out is None:
             sys.stdout.write(table.read_text(encoding="utf-8"))
-    say_skipped(data)
+    say_skipped(images)
     if out is not None:
-        form = "JSON lines" if as_json else "CSV (--json writes JSON lines)"
+        form = "JSON lines" if json else "CSV (--json writes JSON lines)"
         say(f"{out}: {count:,} prediction{'s' * (count != 1)}, as {form}")
 
 
-def report(settings: dict[str, Any]) -> None:
+def report(
+    runs: list[str],
+    /,
+    *,
+    out: str | None = None,
+    root: str | None = None,
+    computing: flags.Device = HERE,
+) -> None:
+    """Write one HTML page about one or more runs.
+
+    Args:
+        runs (RUN): Run folders, or a folder of runs.
+        out (FILE.html): Output file; by default report.html in the first run.
+        root: Folder from which the report may show images; by default it shows those of runs made on this machine.
+    """
+    from usfan.cli.edges import must_be_a_file
+    from usfan.progress import say
     from usfan.report.page import write_report
 
-    runs, out, root = [Path(run) for run in settings["runs"]], settings.get("out"), settings.get("root")
-    if out is not None:
-        must_be_a_file(Path(out), "--out")
-    path = write_report(runs, Path(out) if out else None, root=Path(root) if root else None)
-    say(str(path))
+    file = None if out is None else Path(out)
+    if file is not None:
+        must_be_a_file(file, "--out")
+    folders = [Path(run) for run in runs]
+    say(str(write_report(folders, file, root=None if root is None else Path(root))))
 
 
-def export(settings: dict[str, Any]) -> None:
-    from usfan.artifacts.model import SourceModel
-    from usfan.artifacts.onnx import OUTPUTS, TENSOR_OUTPUTS, export_onnx
+def export(
+    model: str,
+    /,
+    *,
+    onnx: str,
+    tensors: bool = False,
+    uncertainty: Uncertainty = "auto",
+    module: str | None = None,
+    computing: flags.Device = HERE,
+) -> None:
+    """Export the model as one ONNX graph.
 
-    out, tensors = Path(settings["onnx"]), settings.get("tensors", False)
-    must_be_a_file(out, "--onnx")
-    model = SourceModel.load(settings["model"], module=load_module(settings.get("module")))
-    model = model.with_uncertainty(settings.get("uncertainty", "auto"))
+    Args:
+        onnx: Output file (required).
+        tensors: The graph takes preprocessed images and returns features and logits.
+    """
+    from usfan.cli.edges import load_model, must_be_a_file
+    from usfan.progress import console, say
+    from usfan.store.onnx import OUTPUTS, TENSOR_OUTPUTS, export_onnx
+
+    must_be_a_file(Path(onnx), "--onnx")
+    classifier = load_model(model, module, uncertainty)
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
-        worst = export_onnx(model, out, tensors=tensors)
-    gives = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
-    say(f"{out}: {gives}; onnxruntime agrees to {worst:.1e}")
+        difference = export_onnx(classifier, Path(onnx), tensors=tensors)
+    outputs = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
+    say(f"{onnx}: {outputs}; onnxruntime agrees to {difference:.1e}")
 
 
-def methods(settings: dict[str, Any]) -> None:
+def methods(name: str | None = None, /, *, computing: flags.Device = HERE) -> None:
+    """List the methods, or the settings of one.
+
+    Args:
+        name: A method, to list its settings.
+    """
     from rich.console import Console
     from rich.table import Table
 
     from usfan.adaptation.methods import METHODS, find_method
 
-    name = settings.get("name")
     if name is None:
-        table = Table(title="Methods")
-        for column in ("name", "what it does", "weights", "published: Office-31/Office-Home/VisDA-C"):
-            table.add_column(column)
+        published = "published: Office-31/Office-Home/VisDA-C"
+        table = Table("name", "what it does", "weights", published, title="Methods")
         for row in METHODS.values():
             table.add_row(row.name, row.summary, row.certainty.weights, row.published)
     else:
         method = find_method(name)
-        table = Table(title=f"{method.name}: {method.summary}")
-        for column in ("setting", "default", "what it does"):
-            table.add_column(column)
+        title = f"{method.name}: {method.summary}"
+        table = Table("setting", "default", "what it does", title=title)
         docs = method.setting_docs()
         for setting, value in method.settings().items():
-            table.add_row(setting, "decided by the run" if value is None else str(value), docs.get(setting, ""))
-    shown = Console()
-    shown.print(table, soft_wrap=not shown.is_terminal)  # one line each if it is read from a pipe
+            default = "decided by the run" if value is None else str(value)
+            table.add_row(setting, default, docs.get(setting, ""))
+    console = Console()
+    console.print(table, soft_wrap=not console.is_terminal)  # a pipe gets one line for each row
 
 
-def demo(settings: dict[str, Any]) -> None:
-    from usfan.reproduce.digits import run_demo
-    from usfan.runs.folder import folder_lock
+def study(
+    data: str,
+    /,
+    *,
+    settings: flags.StudyFlags = NO_SETTINGS,
+    computing: flags.LittleComputing = HERE,
+) -> None:
+    """Compare methods on all pairs of your own domains: tables, figures and a report.
 
-    out = Path(settings.get("out", "runs/demo"))
-    runtime, _ = open_runtime(settings)
-    with folder_lock(out):
-        run_demo(out, runtime=runtime, seed=settings.get("seed", 0))
+    Args:
+        data (ROOT): Folder of domain folders, each with one folder of images per class.
+    """
+    from usfan.cli.edges import open_driver
+    from usfan.study.command import study as run_study
 
-
-def study(settings: dict[str, Any]) -> None:
-    from usfan.reproduce.command import study as run_study
-
-    runtime, computing = open_driver(settings)
-    run_study(without_computing(settings), runtime, computing)
-
-
-def reproduce(settings: dict[str, Any]) -> None:
-    from usfan.reproduce.command import reproduce as run_benchmark
-
-    runtime, computing = open_driver(settings)
-    settings = without_computing(settings)
-    run_benchmark(settings.pop("benchmark"), settings, runtime, computing)
+    runtime = open_driver(computing, settings.get("ray"))
+    run_study({"data": data, **settings}, runtime, dataclasses.asdict(computing))
 
 
-def open_driver(settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The devices of this process, and what was asked for. On Ray the workers have their own: this one needs none."""
-    asked = {**settings, "device": "cpu", "precision": "32"} if settings.get("ray") else settings
-    return open_runtime(asked)[0], dataclasses.asdict(make_config(RuntimeConfig, take(settings, RuntimeConfig)))
+def reproduce(
+    benchmark: Literal[
+        "toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl"
+    ],
+    /,
+    *,
+    settings: flags.ReproduceFlags = NO_SETTINGS,
+    computing: flags.LittleComputing = HERE,
+) -> None:
+    """Reproduce the paper's tables and figures.
+
+    Args:
+        benchmark: The benchmark to reproduce.
+    """
+    from usfan.cli.edges import open_driver
+    from usfan.study.command import reproduce as run_benchmark
+
+    runtime = open_driver(computing, settings.get("ray"))
+    run_benchmark(benchmark, dict(settings), runtime, dataclasses.asdict(computing))
 
 
-def without_computing(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a study is about, without where it is computed."""
-    return {k: v for k, v in settings.items() if k not in {f.name for f in dataclasses.fields(RuntimeConfig)}}
+def completion(
+    shell: Literal["bash", "zsh", "fish"], /, *, computing: flags.Device = HERE
+) -> None:
+    """Print shell completion of commands, flags and values.
 
-
-def completion(settings: dict[str, Any]) -> None:
+    Args:
+        shell: Which shell.
+    """
     from usfan.cli.parse import completion_script
 
-    print(completion_script(settings["shell"]))
+    commands = [flags.describe(function) for function in COMMANDS.values()]
+    print(completion_script(commands, shell))
 
 
-COMMANDS: dict[str, Callable[[dict[str, Any]], None]] = {
-    c.__name__: c
-    for c in (demo, train, posterior, adapt, evaluate, predict, report, export, methods, study, reproduce, completion)
+FUNCTIONS = (
+    demo,
+    train,
+    posterior,
+    adapt,
+    evaluate,
+    predict,
+    report,
+    export,
+    methods,
+    study,
+    reproduce,
+    completion,
+)
+COMMANDS: dict[str, Callable[..., None]] = {
+    function.__name__: function for function in FUNCTIONS
 }

@@ -1,70 +1,90 @@
-"""What commands do around the work: open the data and the devices, and report the outcome."""
+"""The edges of commands: open the data, the model and the devices, and report the outcome."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import importlib
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from usfan.config import RuntimeConfig, make_config
-from usfan.errors import ConfigError, shown
-from usfan.progress import console, say
+from usfan.config import RuntimeConfig
+from usfan.errors import ConfigError, printable
+from usfan.progress import StepProgress, bar, console, print_metrics, say, step_progress
 
-NAMED = 50
+if TYPE_CHECKING:
+    from torch import nn
+
+    from usfan.data.sources import ImageData
+    from usfan.engine.runtime import Runtime
+    from usfan.store.model import AdaptedModel, SourceModel
+    from usfan.store.run_folder import RunFolder
+    from usfan.uncertainty.base import FitSettings
+
+MOST_NAMED = 50
 """Unreadable images that are named on the terminal; all of them are in log.jsonl."""
 
 
-def take(settings: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The fields of a config among the settings."""
-    return {f.name: settings[f.name] for f in dataclasses.fields(kind) if f.name in settings}
-
-
-def open_data(settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The images, and what config.yaml says of them."""
+def open_data(
+    data: str, *, root: str | None, strict: bool, unlabelled: bool = False
+) -> tuple[ImageData, dict[str, Any]]:
+    """The images, and their lines of config.yaml."""
     from usfan.data.sources import ImageData
 
-    options = {"root": settings.get("root"), "strict": settings.get("strict", False)}
-    if "unlabelled" in settings:
-        options["unlabelled"] = settings["unlabelled"]
-    return ImageData(settings["data"], **options), {"data": settings["data"], **options}
+    record: dict[str, Any] = {"data": data, "root": root, "strict": strict}
+    if unlabelled:
+        record["unlabelled"] = True
+    return ImageData(data, root=root, strict=strict, unlabelled=unlabelled), record
 
 
-def open_runtime(settings: dict[str, Any], *, several: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The devices, and what config.yaml says of them. `several`: the command can run in several processes."""
-    from usfan.compute.runtime import process_counts, start_runtime
+def open_runtime(computing: RuntimeConfig, *, several: bool = False) -> Runtime:
+    """The devices. `several`: the command can run in several processes."""
+    from usfan.engine.processes import process_counts
+    from usfan.engine.runtime import start_runtime
 
-    config = make_config(RuntimeConfig, take(settings, RuntimeConfig))
-    if not several and process_counts(config) != (1, 1):
+    if not several and process_counts(computing) != (1, 1):
         raise ConfigError("this command runs in one process: leave --devices and --nodes out")
-    runtime = start_runtime(config)
+    runtime = start_runtime(computing)
     console.quiet = runtime.rank > 0
-    return runtime, dataclasses.asdict(config)
+    return runtime
 
 
-def load_module(named: str | None) -> Any:
+def open_driver(computing: RuntimeConfig, ray: str | None) -> Runtime:
+    """The devices of a study. With Ray the workers have devices of their own, and this process needs none."""
+    return open_runtime(RuntimeConfig(device="cpu", precision="32") if ray else computing)
+
+
+def load_model(model: str, module: str | None, uncertainty: str) -> SourceModel:
+    from usfan.store.model import SourceModel
+
+    return SourceModel.load(model, module=load_module(module)).with_uncertainty(uncertainty)
+
+
+def load_module(name: str | None) -> nn.Module | None:
     """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
-    if named is None:
+    if name is None:
         return None
-    place, _, function = named.partition(":")
-    if not place or not function:
-        raise ConfigError(f"--module {named}: write MODULE:FUNCTION, such as my_networks:make")
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise ConfigError(f"--module {name}: write MODULE:FUNCTION, such as my_networks:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        make = getattr(importlib.import_module(place), function)
+        make = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--module {named}: there is no module {error.name}") from None
+        raise ConfigError(f"--module {name}: there is no module {error.name}") from None
     except AttributeError:
-        raise ConfigError(f"--module {named}: {place} has no {function}") from None
+        raise ConfigError(f"--module {name}: {module} has no {function}") from None
     network = make()
     from torch import nn
 
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"--module {named}: it must give a torch.nn.Module; got a {type(network).__name__}")
+        raise ConfigError(
+            f"--module {name}: it must give a torch.nn.Module; got a {type(network).__name__}"
+        )
     return network
 
 
@@ -78,69 +98,137 @@ def must_be_a_file(path: Path, flag: str) -> None:
     must_be_writable(path.parent, flag)
 
 
-def say_skipped(data: Any, run: Any = None, *, private: bool = False) -> None:
-    """Name the images that could not be read, and count them; the log of a run that is not private holds them all."""
+def fit_model(
+    model: str,
+    images: ImageData,
+    runtime: Runtime,
+    settings: FitSettings,
+    *,
+    backbone: str | None,
+    head: str | None,
+    classes: str | None,
+    progress: Callable[[int], None],
+) -> SourceModel:
+    """Fit a posterior to this model: a folder says what its network is, a state dict does not."""
+    from usfan.data.class_file import read_classes
+    from usfan.store.model import SourceModel
+    from usfan.training.posthoc import from_state_dict, refit_posterior
+
+    names = None if classes is None else read_classes(classes)
+    options: dict[str, Any] = {"classes": names, "progress": progress}
+    if not Path(model).is_dir():
+        return from_state_dict(model, backbone, images, runtime, settings, head=head, **options)
+    if backbone is not None or head is not None:
+        raise ConfigError(
+            f"{model} is a model folder, which says what its network is: leave --backbone and --head out"
+        )
+    return refit_posterior(SourceModel.load(model), images, runtime, settings, **options)
+
+
+def save_posterior(
+    run: RunFolder, model: SourceModel, images: ImageData, *, private: bool
+) -> None:
+    from usfan.workflow import log_skipped
+
+    model.save(run.path, private=private)
+    posterior = model.posterior
+    figures = {
+        "prior_precision": posterior.prior_precision,
+        "log_evidence": posterior.log_evidence,
+        "effective_parameters": posterior.effective_parameters,
+        "count": posterior.count,
+        "skipped": len(images.unreadable),
+    }
+    if private:
+        run.withhold()
+        del figures["log_evidence"]  # the log-likelihood of the labels is in it
+    else:
+        run.scalars({f"posterior/{name}": value for name, value in figures.items()}, 0)
+        run.log("fitted", **figures)
+        log_skipped(run, images)
+    run.save_metrics(figures)
+    print_metrics(figures, f"{run.path}: posterior")
+
+
+@contextlib.contextmanager
+def show_steps(label: str) -> Iterator[StepProgress]:
+    """The display of a training."""
+    with bar(label, unit="images") as display:
+        yield step_progress(display)
+
+
+def say_skipped(data: ImageData, *, logged: bool = False) -> None:
+    """Name the images that could not be read, and count them. `logged`: the log of the run names all of them."""
     from usfan.data.stream import report_skipped
 
-    logged = run is not None and not private
-    for line in report_skipped(data.unreadable, len(data), most=NAMED if logged else None):
-        console.print(shown(line), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if data.unreadable and logged:
-        run.log("skipped", count=len(data.unreadable), files=below_the_data(data))
+    for line in report_skipped(data.unreadable, len(data), most=MOST_NAMED if logged else None):
+        console.print(
+            printable(line), style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
 
 
-def below_the_data(data: Any) -> dict[str, str]:
-    """The unreadable files by their paths below the data, because a log may be shared."""
-    from usfan.data.images import below, common_folder
+def say_adapted(
+    model: AdaptedModel,
+    images: ImageData,
+    out: str,
+    data: str,
+    sources: list[str],
+    module: str | None,
+    *,
+    private: bool,
+) -> None:
+    """The outcome of `adapt`."""
+    from usfan.files import read_json
+    from usfan.store.model import MixtureModel
 
-    folder = common_folder(data.paths) if data.paths else ""
-    return {below(path, folder) if folder else path: reason for path, reason in data.unreadable.items()}
+    say_skipped(images, logged=not private)
+    if isinstance(model, MixtureModel):
+        weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
+        say(f"mixed by {model.mixing}: {', '.join(weights)}")
+    say_changes(out, data, model, module)
+    say_figures(read_json(Path(out, "metrics.json")), out)
 
 
-def describe_worth(labels: dict[str, Any]) -> str:
-    """What the given labels are worth, in one line."""
+def describe_labels(labels: dict[str, Any]) -> str:
+    """How many labels the user gave, in a few words."""
     images = "image" if labels["count"] == 1 else "images"
-    parts = [f"{labels['count']} {images} of {labels['classes']} classes"]
-    if "left_out" in labels and "without" in labels:
-        shares = f"{labels['left_out']:.0f} % with the others, {labels['without']:.0f} % without any"
-        parts.append(f"left out in turn, they are right for {shares}")
-    if "among" in labels:
-        parts.append(describe_test(labels["among"], labels["seen"]))
-    rest = labels.get("rest", {})
-    if "without" in rest and "with" in rest:
-        shares = f"{rest['with']:.1f} % with these labels, {rest['without']:.1f} % without"
-        parts.append(f"the other {rest['images']:,} images are right for {shares}")
-    return "; ".join(parts)
+    return f"{labels['count']} {images} of {labels['classes']} classes"
 
 
-def describe_test(among: int | None, seen: int) -> str:
-    """How many of the images of an evaluation the model learned from."""
-    if among is None:
-        return "cannot tell whether images here are among them, because the run recorded none of their paths"
-    if among == seen:
-        return f"all {seen:,} images here are among them, so these figures are no test"
-    if among == 0:
-        return f"none of the {seen:,} images here is among them"
-    return f"{among:,} of the {seen:,} images here are among them, and not in these figures"
+def say_figures(metrics: dict[str, Any], out: str) -> None:
+    """Figures before and after, if there are labels."""
+    if "labels" in metrics:
+        say(f"labels: {describe_labels(metrics['labels'])}")
+    if "after" not in metrics:
+        return
+    figures = {}
+    for name in ("accuracy", "ece", "hos"):
+        for moment in ("before", "after"):
+            figures[f"{name} {moment}"] = metrics[moment].get(name)
+    print_metrics(figures, out)
 
 
 def say_changes(out: str, data: str, model: Any, module: str | None = None) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
-    from usfan.evaluation.changes import describe_changes
+    from usfan.metrics.changes import describe_changes
 
-    where, history = shlex.quote(out), model.history
-    kept = "the model, adapted by" if history["kept_epoch"] else "the source model, after a try with"
-    guess, counts = history["estimated_accuracy"]["after"], history["estimated_accuracy"]["counts"]
-    own = "" if module is None else f" --module {shlex.quote(module)}"
-    found = history.get("classes")
-    for line in (
-        f"{out}: {kept} {model.method}",
-        f"guard: {history['guard']['reason'].removeprefix('guard ')}",
-        f"estimated accuracy, without labels: {guess['value']:.0f} % ({guess['low']:.0f} to {guess['high']:.0f}), "
-        + counts,
-        *([f"classes of the target: {found['setting']} set; {found['reason']}"] if found else []),
-        f"changes: {describe_changes(model)}",
-        f"next: usfan predict {where} {shlex.quote(data)} --out predictions.csv{own}",
-        f"      usfan report {where}",
-    ):
-        say(line)
+    history = model.history
+    say(
+        f"{out}: the model, adapted by {model.method}"
+        if history["kept_epoch"]
+        else f"{out}: adaptation was tried with {model.method}; the source model is kept"
+    )
+    say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
+    estimate = history["estimated_accuracy"]
+    after = estimate["after"]
+    bounds = f"{after['low']:.0f} to {after['high']:.0f}"
+    accuracy = f"{after['value']:.0f} % ({bounds}), {estimate['counts']}"
+    say(f"estimated accuracy, without labels: {accuracy}")
+    classes = history.get("classes")
+    if classes:
+        say(f"classes of the target: {classes['setting']} set; {classes['reason']}")
+    say(f"changes: {describe_changes(model)}")
+    folder = shlex.quote(out)
+    option = "" if module is None else f" --module {shlex.quote(module)}"
+    say(f"next: usfan predict {folder} {shlex.quote(data)} --out predictions.csv{option}")
+    say(f"      usfan report {folder}")

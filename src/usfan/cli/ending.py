@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-from usfan.errors import UsfanError, out_of_memory, shown
+from usfan.errors import UsfanError, out_of_memory, printable
 
 GRACE = 5.0
 """Seconds from a signal to the end of the process, whatever it does. Files are whole or absent at any moment."""
@@ -40,12 +40,12 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen: list[int] = []
+    signals: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
-        if seen:
+        if signals:
             os._exit(128 + number)
-        seen.append(number)
+        signals.append(number)
         timer = threading.Timer(GRACE, os._exit, (128 + number,))
         timer.daemon = True
         timer.start()
@@ -58,11 +58,11 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if seen and not isinstance(error, Stopped):  # what a library made of it, such as an ImportError
-            raise Stopped(seen[0]) from None
+        if signals and not isinstance(error, Stopped):  # a library turned it into another error
+            raise Stopped(signals[0]) from None
         raise
     finally:
-        if not seen:  # else the timer runs on: the interpreter itself may wait for a thread
+        if not signals:  # else the timer runs on: the interpreter itself may wait for a thread
             for number, old in before.items():
                 signal.signal(number, old)
 
@@ -85,7 +85,7 @@ class PlainFormatter(logging.Formatter):
     """A stranger's names may be in a warning."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
+        return printable(super().format(record))
 
 
 def plain_warnings() -> None:
@@ -94,19 +94,20 @@ def plain_warnings() -> None:
         logging.lastResort.setFormatter(PlainFormatter())
 
 
-def exit_code(program: str, error: BaseException, to_go_on: Callable[[], str] = str) -> int | None:
-    """Print what happened in one line, and return the exit code. None for a fault of the program, which shows its
-    traceback.
-
-    `to_go_on` gives the rest of the line for a run that was interrupted.
-    """
+def exit_code(program: str, error: BaseException, advice: str = "") -> int | None:
+    """Print the error in one line, and return the exit code; None for a fault of the program, which shows its
+    traceback. `advice` is the end of the line for a run that was interrupted."""
     if isinstance(error, KeyboardInterrupt):
         terminated = isinstance(error, Stopped) and error.number == signal.SIGTERM
-        say(f"{program}: {'terminated' if terminated else 'interrupted'}{to_go_on()}")
+        say(f"{program}: {'terminated' if terminated else 'interrupted'}{advice}")
         return error.code if isinstance(error, Stopped) else 130
-    if isinstance(error, BrokenPipeError):  # as in `usfan … | head -1`: the reader has seen enough
+    if isinstance(
+        error, BrokenPipeError
+    ):  # as in `usfan … | head -1`: the reader has seen enough
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # for what is still in the buffer
         return 128 + signal.SIGPIPE
     if isinstance(error, UsfanError):
         say(f"{program}: {' '.join(str(error).split())}")
@@ -119,12 +120,16 @@ def exit_code(program: str, error: BaseException, to_go_on: Callable[[], str] = 
 
 def say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed, or full
-        print(shown(line), file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def fault_line(error: BaseException) -> str:
     """Of the machine: files and memory."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {os.fsdecode(error.filename)}" if error.filename else error.strerror
+        return (
+            f"{error.strerror}: {os.fsdecode(error.filename)}"
+            if error.filename
+            else error.strerror
+        )
     text = " ".join(str(error).split()) or type(error).__name__
-    return f"out of memory: {shown(text, 300)}" if out_of_memory(error) else text
+    return f"out of memory: {printable(text, 300)}" if out_of_memory(error) else text

@@ -1,44 +1,74 @@
-"""What every command takes, as data. Flags that are fields of a config have their type, help and default from there.
+"""The arguments of commands: their types, their texts, and the groups of flags that are fields of dataclasses.
 
-Commands are listed without heavy imports; a `Command` is built only when it is used.
+A command is a function (`commands`). The annotation of a parameter is its type, or a group of fields (`group`).
+Its text is in the docstring of the function, or of the field. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import Field, dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypedDict,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from usfan.config import ADVANCED, AdaptConfig, RuntimeConfig, TrainConfig, choices_of
+from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, choice, number
+from usfan.config_checks import MOST_SEED
 from usfan.field_docs import field_docs
 
-BENCHMARKS = ("toy", "digits", "office31", "office-home", "visda-c", "domainnet", "cifar-stl")
-SHELLS = ("bash", "zsh", "fish")
+METAVARS = {
+    "out": "DIR",
+    "root": "DIR",
+    "config": "FILE.yaml",
+    "labels": "FILE",
+    "classes": "FILE",
+    "onnx": "FILE",
+    "module": "MODULE:FUNCTION",
+    "set": "NAME=VALUE",
+    "pairs": "A-B",
+    "ray": "ADDRESS",
+}
+"""Stand for values in the help, if the name of the argument does not."""
+DATA_AND_MODEL = ("labels", "unlabelled", "root", "strict", "module", "private")
+"""Arguments of the second group of a help page."""
+COMPUTING = "Computing"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag or, among the `places` of a command, a positional argument."""
+    """One argument of a command: a parameter of its function, or a field of a group."""
 
-    name: str
-    about: str
-    type: str = "str"
-    """As a field's annotation; "list[…]" takes several values."""
-    default: Any = None
-    """Shown in the help. What is not given stays out of the settings."""
-    metavar: str | None = None
-    choices: tuple[str, ...] = ()
-
-    @property
-    def value(self) -> str:
-        """What stands for the value in the help."""
-        return "|".join(self.allowed) or self.metavar or self.name.upper()
+    field: Field[Any]
+    text: str
+    title: str
+    """The group of the help page."""
+    metavar: str
+    positional: bool = False
+    required: bool = False
 
     @property
-    def allowed(self) -> tuple[str, ...]:
-        on_off = self.type.startswith("bool") and not self.switch
-        return ("on", "off") if on_off else self.choices
+    def name(self) -> str:
+        return self.field.name
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def type(self) -> str:
+        return str(self.field.type)
 
     @property
     def several(self) -> bool:
@@ -46,334 +76,270 @@ class Flag:
 
     @property
     def switch(self) -> bool:
-        """Stands alone: --resume. A field that is on by default takes on or off."""
-        return self.type == "bool" and not self.default
+        """Whether it stands alone: --resume. A field that is on by default takes on or off."""
+        return self.type == "bool" and not self.field.default
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        if self.type.startswith("bool"):
+            return () if self.switch else ("on", "off")
+        return () if "float" in self.type else self.field.metadata.get("choices", ())
+
+
+def fields(kind: type, title: str, *names: str, without: Iterable[str] = ()) -> list[Flag]:
+    """These fields of a dataclass as flags; without names, all but some."""
+    docs = field_docs(kind)
+    flags = {}
+    for item in dataclasses.fields(kind):
+        metavar = METAVARS.get(item.name, item.name.upper())
+        flags[item.name] = Flag(item, docs[item.name], title, metavar)
+    return [flags[name] for name in names or flags if name not in without]
+
+
+def group(*parts: list[Flag], hidden: type | None = None) -> type:
+    """A group of flags, as a type that the parser reads. The fields of `hidden` have no flags, but may stand in a
+    config file and in --set."""
+    kinds: dict[str, Any] = {}
+    flags = [flag for part in parts for flag in part]
+    for flag in flags:
+        kinds[flag.name] = list[str] if flag.several else str
+        if flag.choices:
+            kinds[flag.name] = Literal[flag.choices]
+        if flag.switch:
+            kinds[flag.name] = bool
+    create: Any = TypedDict
+    result = create("Flags", kinds, total=False)
+    result.flags = flags
+    result.hidden = dataclasses.fields(hidden) if hidden else ()
+    return cast(type, result)
 
 
 @dataclass(frozen=True)
 class Command:
-    """The arguments of one command."""
+    """A command, as its function describes it."""
 
-    usage: str
-    places: tuple[Flag, ...] = ()
-    """Positional arguments, in order. One that is a list takes all that are left."""
-    groups: dict[str, tuple[Flag, ...]] = dataclasses.field(default_factory=dict)
-    """Flags under their titles in the help, the common ones first."""
-    kinds: tuple[type, ...] = ()
-    """Configs whose every field may stand in a config file, and in --set if the command has it."""
-    required: tuple[str, ...] = ()
-    """Must be given on the command line or in the config file."""
-    open_ended: bool = False
-    """Takes the settings of a method too, which the method checks."""
-    resumable: bool = False
+    function: Callable[..., None]
+    summary: str
+    flags: dict[str, Flag]
+    groups: list[Any]
+    """The types of parameters that are groups of flags."""
+    hidden: dict[str, Field[Any]]
+    """Fields that may stand in a config file and in --set, also without a flag."""
 
     @property
-    def flags(self) -> dict[str, Flag]:
-        return {flag.name: flag for group in self.groups.values() for flag in group}
+    def name(self) -> str:
+        return self.function.__name__
 
-    def names(self) -> set[str]:
-        """Everything that may stand in a config file. A module is named by the user alone: it is code."""
-        fields = {f.name for kind in self.kinds for f in dataclasses.fields(kind)}
-        own = {flag.name for flag in self.places} | self.flags.keys()
-        return (fields | own) - {"config", "set", "module"}
+    @property
+    def settings(self) -> dict[str, Field[Any]]:
+        """Everything that may stand in a config file."""
+        flags = {name: flag.field for name, flag in self.flags.items()}
+        return {**self.hidden, **flags}
 
 
-def fields(kind: type, *names: str) -> tuple[Flag, ...]:
-    """These fields of a config as flags."""
-    docs, found = field_docs(kind), {f.name: f for f in dataclasses.fields(kind)}
-    return tuple(
-        Flag(name, docs.get(name, ""), str(found[name].type), found[name].default, choices=choices_of(kind, name))
-        for name in names
-        if name in found
+@functools.cache
+def describe(function: Callable[..., None]) -> Command:
+    """The arguments of a command, read from the signature and the docstring of its function."""
+    summary, _, arguments = (function.__doc__ or "").partition("Args:")
+    docs = {name: (metavar, text) for name, metavar, text in ARGUMENT.findall(arguments)}
+    hints = get_type_hints(function)
+    command = Command(function, " ".join(summary.split()), {}, [], {})
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = hints[name]
+        if hasattr(hint, "flags"):
+            command.groups.append(hint)
+            command.flags.update((flag.name, flag) for flag in hint.flags)
+            command.hidden.update((item.name, item) for item in hint.hidden)
+        else:
+            command.flags[name] = parameter_flag(parameter, hint, *docs.get(name, ("", "")))
+    return command
+
+
+ARGUMENT = re.compile(r"^ {8}(\w+)(?: \((.+?)\))?: (.+(?:\n {12}.+)*)", re.MULTILINE)
+"""A line `name (METAVAR): text` of a docstring, and the lines that continue it."""
+
+
+def parameter_flag(parameter: inspect.Parameter, hint: Any, metavar: str, text: str) -> Flag:
+    name = parameter.name
+    required = parameter.default is parameter.empty
+    item: Field[Any] = dataclasses.field()
+    if get_origin(hint) is Literal:
+        item = choice(*get_args(hint))
+        hint = str
+    item.name = name
+    item.type = inspect.formatannotation(hint)
+    item.default = None if required else parameter.default
+    return Flag(
+        item,
+        " ".join(text.split()) or field_docs(SharedArguments)[name],
+        "Data and model" if name in DATA_AND_MODEL else "Common",
+        metavar or METAVARS.get(name, name.upper()),
+        parameter.kind is parameter.POSITIONAL_ONLY,
+        required,
     )
 
 
-def others(kind: type, shown: Iterable[Flag] = (), *, without: Iterable[str] = ()) -> tuple[Flag, ...]:
-    """The fields of a config that no other group shows."""
-    seen = {flag.name for flag in shown} | set(without)
-    return fields(kind, *(f.name for f in dataclasses.fields(kind) if f.name not in seen))
+@dataclass
+class SharedArguments:
+    """Texts of arguments that several commands have; the docstring of a command can say something else."""
 
-
-DATA = Flag("data", "A folder class/*.jpg, a flat folder of images, one image, or a list file.")
-MODEL = Flag("model", "Model folder or Hub id.")
-OUT = Flag("out", "Run folder: settings, figures, log and the model (required).", metavar="DIR")
-RESUME = Flag("resume", "Continue the interrupted run in --out with its settings.", "bool")
-PRIVATE = Flag(
-    "private",
-    "Leave out paths and file names; train and posterior also leave out settings, log and training figures.",
-    "bool",
-)
-ROOT = Flag("root", "Base folder of relative paths in a list; no image may be outside it.", metavar="DIR")
-STRICT = Flag("strict", "Stop if an image is unreadable, instead of skipping it.", "bool")
-BUDGET = Flag("budget", "Factor on the limits of memory and time that a model or a file may use.", "float", 1.0)
-CONFIG = Flag("config", "Settings by name; flags override them.", metavar="FILE.yaml")
-SEED = Flag("seed", "Seed of random draws.", "int", 0)
-MODULE = Flag(
-    "module",
-    "For a network that is not from timm: function that returns it. The module is imported.",
-    metavar="MODULE:FUNCTION",
-)
-LABELS = Flag(
-    "labels",
-    "Labels of a few of these images to learn from: a table path,label, such as label_first.csv, filled in.",
-    metavar="FILE",
-)
-UNLABELLED = Flag("unlabelled", "Ignore labels; read folders of any name and depth.", "bool")
-OPEN_SET = Flag("open_set", "The images may show classes that the model does not know.", "bool")
-PARTIAL_SET = Flag("partial_set", "The target may lack classes that the model knows.", "bool")
-UNCERTAINTY = Flag(
-    "uncertainty",
-    "Where certainty comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored).",
-    default="auto",
-    choices=choices_of(AdaptConfig, "uncertainty"),
-)
-SET = Flag(
-    "set",
-    "Less common settings, and those of the method: see `usfan methods NAME`.",
-    "list[str]",
-    metavar="NAME=VALUE",
-)
-COMPUTING = ("device", "devices", "nodes", "workers", "cache", "precision")
-
-
-def every_command(*more: Flag) -> dict[str, tuple[Flag, ...]]:
-    """The group of a command that computes little: what all commands take."""
-    return {"Every command": (*more, *fields(RuntimeConfig, "device"), BUDGET, CONFIG)}
-
-
-def demo() -> Command:
-    out = Flag("out", "Run folder.", default="runs/demo", metavar="DIR")
-    return Command("[OPTIONS]", groups={"Common": (out,), **every_command(SEED)})
-
-
-def train() -> Command:
-    common = (
-        OUT,
-        *fields(TrainConfig, "backbone", "pretrained", "epochs", "seed", "tune", "batch_size", "lr", "preset"),
-        RESUME,
-    )
-    return Command(
-        "DATA --out DIR [OPTIONS]",
-        (DATA,),
-        {
-            "Common": common,
-            "Training and posterior": others(TrainConfig, common),
-            "Data and run folder": (ROOT, STRICT, PRIVATE),
-            "Computing": (*others(RuntimeConfig), BUDGET, CONFIG),
-        },
-        (TrainConfig, RuntimeConfig),
-        required=("data", "out"),
-        resumable=True,
-    )
-
-
-def posterior() -> Command:
-    return Command(
-        "MODEL DATA --out DIR [OPTIONS]",
-        (dataclasses.replace(MODEL, about="Model folder, or a state dict with --backbone."), DATA),
-        {
-            "Common": (
-                OUT,
-                Flag("backbone", "timm model that the state dict belongs to."),
-                Flag("head", "Name of the last Linear layer; not needed for timm models."),
-                Flag("classes", "Class names in the order of the outputs: one per line, or JSON.", metavar="FILE"),
-                *fields(TrainConfig, "prior", "damping", "uncertainty", "members"),
-                Flag("dropout_rate", "Rate of MC dropout; by default that of the training, or 0.1.", "float | None"),
-                Flag(
-                    "weight_decay",
-                    "Weight decay of the training, for --prior weight-decay; by default as stored.",
-                    "float | None",
-                ),
-                RESUME,
-            ),
-            "Data and run folder": (ROOT, STRICT, PRIVATE),
-            "Computing": (SEED, *others(RuntimeConfig, without=["compile"]), BUDGET, CONFIG),
-        },
-        (RuntimeConfig,),
-        required=("model", "data", "out"),
-        resumable=True,
-    )
-
-
-def adapt() -> Command:
-    common = (
-        OUT,
-        *fields(AdaptConfig, "method", "epochs", "seed", "setting"),
-        OPEN_SET,
-        PARTIAL_SET,
-        *fields(AdaptConfig, "preset", "guard"),
-        RESUME,
-    )
-    labels = "Labels in it are used for the figures at the end, never for adapting."
-    source = Flag("source", "Model folder or Hub id; one or more.", "list[str]")
-    data = dataclasses.replace(DATA, about=f"{DATA.about} {labels}")
-    return Command(
-        "SOURCE [SOURCE …] DATA --out DIR [OPTIONS]",
-        (source, data),
-        {
-            "Common": common,
-            "Adaptation": (*others(AdaptConfig, common, without=ADVANCED), SET),
-            "Data and model": (LABELS, UNLABELLED, ROOT, MODULE, PRIVATE),
-            "Computing": (*others(RuntimeConfig, without=ADVANCED), BUDGET, CONFIG),
-        },
-        (AdaptConfig, RuntimeConfig, DataOptions),
-        required=("source", "data", "out"),
-        open_ended=True,
-        resumable=True,
-    )
+    data: str
+    """A folder class/*.jpg, a flat folder of images, one image, or a list file."""
+    model: str
+    """Model folder or Hub id."""
+    out: str
+    """Run folder: settings, figures, log and the model (required)."""
+    resume: bool
+    """Continue the interrupted run in --out with its settings."""
+    uncertainty: str
+    """Where certainty comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto (as stored)."""
+    root: str
+    """Base folder of relative paths in a list; no image may be outside it."""
+    strict: bool
+    """Stop if an image is unreadable, instead of skipping it."""
+    module: str
+    """For a network that is not from timm: function that returns it. The module is imported."""
+    private: bool
+    """Leave out paths and file names; train and posterior also leave out settings, log and training figures."""
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """Options of the data that `adapt` takes by --set."""
+class EveryCommand:
+    """What all commands take."""
 
-    strict: bool = False
-    """An unreadable image is an error."""
-
-
-def evaluate() -> Command:
-    about = "Labels of a few of these images, a table path,label: the figures are of these images alone."
-    labels = dataclasses.replace(LABELS, about=about)
-    return Command(
-        "MODEL DATA [OPTIONS]",
-        (MODEL, DATA),
-        {
-            "Common": (dataclasses.replace(OUT, about="Run folder for metrics.json."), OPEN_SET, UNCERTAINTY),
-            "Data and model": (labels, ROOT, STRICT, MODULE),
-            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
-        },
-        required=("model", "data"),
-    )
+    seed: int = number(0, 0, MOST_SEED)
+    """Seed of random draws."""
+    budget: float = 1.0
+    """Factor on the limits of memory and time that a model or a file may use."""
+    config: str | None = None
+    """Settings by name; flags override them."""
 
 
-def predict() -> Command:
-    data = "Photographs, folders and list files; - reads paths from standard input, one per line."
-    return Command(
-        "MODEL DATA [DATA …] --out FILE.csv [OPTIONS]",
-        (MODEL, Flag("data", data, "list[str]")),
-        {
-            "Common": (
-                Flag("out", "Output file (required, unless --json prints the predictions).", metavar="FILE"),
-                Flag("json", "JSON instead of CSV, one object per line; without --out to standard output.", "bool"),
-                Flag("coverage", "Share of the images that get a label; the others abstain.", "float | None"),
-                UNCERTAINTY,
-            ),
-            "Data and model": (ROOT, STRICT, MODULE),
-            "Computing": (SEED, *fields(RuntimeConfig, *COMPUTING), BUDGET, CONFIG),
-        },
-        required=("model", "data"),
-    )
+@dataclass(frozen=True)
+class AdaptOptions:
+    """Settings of an adaptation that are no fields of `AdaptConfig`."""
+
+    open_set: bool = False
+    """The images may show classes that the model does not know."""
+    partial_set: bool = False
+    """The target may lack classes that the model knows."""
+    set: list[str] | None = None
+    """Less common settings, and those of the method: see `usfan methods NAME`."""
 
 
-def report() -> Command:
-    out = Flag("out", "Output file; by default report.html in the first run.", metavar="FILE.html")
-    about = "Folder from which the report may show images; by default it shows those of runs made on this machine."
-    root = Flag("root", about, metavar="DIR")
-    runs = Flag("runs", "Run folders, or a folder of runs.", "list[str]", metavar="RUN")
-    groups = {"Common": (out, root), **every_command(SEED)}
-    return Command("RUN [RUN …] [OPTIONS]", (runs,), groups, required=("runs",))
+@dataclass(frozen=True)
+class StudyOptions:
+    """What `study` compares."""
+
+    methods: list[str] | None = None
+    """Methods to compare; by default those of the paper, and u-sfan++ if the backbone is pretrained."""
+    seeds: list[int] | None = None
+    """Random seeds; by default 0 1 2."""
+    pairs: list[str] | None = None
+    """Run only these pairs of domains."""
+    out: str = "runs/study"
+    """Run folder."""
+    ray: str | None = None
+    """Run cells in parallel with Ray: the address of a cluster, or local."""
+    backbone: str | None = TrainConfig.backbone
+    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
+    pretrained: str = TrainConfig.pretrained
+    """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
+    source_epochs: int | None = None
+    """Epochs of the source training; set its other settings by --set source_NAME=VALUE."""
+    guard: bool | None = None
+    """Keep the source model if adaptation seems to have done harm. Default: off."""
+    allow_classes: bool = False
+    """Keep only the classes that all domains share."""
+    seed: int | None = None
+    """One seed, instead of --seeds."""
+    share: float = 0.5
+    """With Ray, the share of a GPU per cell."""
+    threads: int | None = None
+    """CPU threads per cell; with Ray also the cores per cell (default 1)."""
 
 
-def export() -> Command:
-    onnx = Flag("onnx", "Output file (required).", metavar="FILE")
-    tensors = Flag("tensors", "The graph takes preprocessed images and returns features and logits.", "bool")
-    groups = {"Common": (onnx, tensors, UNCERTAINTY, MODULE), **every_command(SEED)}
-    return Command("MODEL --onnx FILE [OPTIONS]", (MODEL,), groups, required=("model", "onnx"))
+@dataclass(frozen=True)
+class ReproduceOptions(StudyOptions):
+    """What `reproduce` repeats."""
+
+    data: str | None = None
+    """Folder of the data set."""
+    methods: list[str] | None = None
+    """Methods to run; by default those of the paper."""
+    seeds: list[int] | None = None
+    """By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
+    out: str | None = None  # type: ignore[assignment]
+    """Run folder; by default runs/BENCHMARK."""
+    backbone: str | None = None
+    """Network to use instead of the benchmark's own."""
+    allow_counts: bool = False
+    """Accept a data set with other numbers of images."""
+    allow_classes: bool = False
+    """Accept a data set with missing classes."""
 
 
-def methods() -> Command:
-    name = Flag("name", "A method, to list its settings.")
-    return Command("[NAME] [OPTIONS]", (name,), every_command(SEED))
+ADAPTATION = ("batch_size", "lr", "tune", "witness", "uncertainty")
+"""Fields of `AdaptConfig` that have flags. The others are given with --set, or in a config file."""
 
 
-def completion() -> Command:
-    shell = Flag("shell", "Which shell.", choices=SHELLS)
-    return Command("SHELL", (shell,), every_command(SEED), required=("shell",))
-
-
-LAST_ITERATE = Flag(
-    "guard", "Keep the source model if adaptation seems to have done harm.", "bool | None", default="off"
-)
-PAIRS = Flag("pairs", "Run only these pairs of domains.", "list[str]", metavar="A-B")
-RAY = Flag("ray", "Run cells in parallel with Ray: the address of a cluster, or local.", metavar="ADDRESS")
-
-
-def study() -> Command:
-    root = Flag("data", "Folder of domain folders, each with one folder of images per class.", metavar="ROOT")
-    methods = "Methods to compare; by default those of the paper, and u-sfan++ if the backbone is pretrained."
-    return study_command(
-        "ROOT [OPTIONS]",
-        root,
-        (
-            Flag("methods", methods, "list[str]"),
-            Flag("seeds", "Random seeds; by default 0 1 2.", "list[int]"),
-            PAIRS,
-            Flag("out", "Run folder.", default="runs/study", metavar="DIR"),
-            RAY,
-        ),
-        fields(TrainConfig, "backbone")[0],
-        Flag("allow_classes", "Keep only the classes that all domains share.", "bool"),
-    )
-
-
-def reproduce() -> Command:
-    return study_command(
-        f"{{{','.join(BENCHMARKS)}}} [OPTIONS]",
-        Flag("benchmark", "The benchmark to reproduce.", choices=BENCHMARKS),
-        (
-            Flag("data", "Folder of the data set.", metavar="ROOT"),
-            Flag("methods", "Methods to run; by default those of the paper.", "list[str]"),
-            Flag("seeds", "By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0.", "list[int]"),
-            PAIRS,
-            Flag("out", "Run folder; by default runs/BENCHMARK.", metavar="DIR"),
-            RAY,
-        ),
-        Flag("backbone", "Network to use instead of the benchmark's own."),
-        Flag("allow_counts", "Accept a data set with other numbers of images.", "bool"),
-        Flag("allow_classes", "Accept a data set with missing classes.", "bool"),
-    )
-
-
-def study_command(usage: str, place: Flag, common: tuple[Flag, ...], backbone: Flag, *data: Flag) -> Command:
+def study_group(kind: type, common: list[str], data: list[str]) -> type:
     """Flags of the two commands that run pairs × methods × seeds."""
-    given = (*fields(AdaptConfig, "setting", "epochs", "preset"), LAST_ITERATE)
-    adaptation = (*given, OPEN_SET, PARTIAL_SET, *others(AdaptConfig, given, without={*ADVANCED, "method", "seed"}))
-    about = "Epochs of the source training; set its other settings by --set source_NAME=VALUE."
-    source = (backbone, *fields(TrainConfig, "pretrained"), Flag("source_epochs", about, "int | None"))
-    computing = (
-        Flag("seed", "One seed, instead of --seeds.", "int"),
-        *others(RuntimeConfig, without=ADVANCED),
-        Flag("share", "With Ray, the share of a GPU per cell.", "float", 0.5),
-        Flag("threads", "CPU threads per cell; with Ray also the cores per cell (default 1).", "int | None"),
-    )
-    return Command(
-        usage,
-        (place,),
-        {
-            "Common": common,
-            "Source models": source,
-            "Adaptation": (*adaptation, SET),
-            "Data": data,
-            "Computing": (*computing, BUDGET, CONFIG),
-        },
-        (AdaptConfig, RuntimeConfig),
-        required=(place.name,),
-        open_ended=True,
+    title = "Adaptation"
+    return group(
+        fields(kind, "Common", *common),
+        fields(kind, "Source models", "backbone", "pretrained", "source_epochs"),
+        fields(AdaptConfig, title, "setting", "epochs", "preset"),
+        fields(kind, title, "guard"),
+        fields(AdaptOptions, title, "open_set", "partial_set"),
+        fields(AdaptConfig, title, *ADAPTATION),
+        fields(AdaptOptions, title, "set"),
+        fields(kind, "Data", *data),
+        fields(kind, COMPUTING, "seed", "share", "threads"),
+        hidden=AdaptConfig,
     )
 
 
-COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
-    "demo": ("Adapt between MNIST and UCI digits with all methods of the paper; results go to runs/demo.", demo),
-    "train": ("Train a source model and fit its posterior.", train),
-    "posterior": ("Fit a posterior to a model that is already trained.", posterior),
-    "adapt": ("Adapt a source model to unlabelled images.", adapt),
-    "evaluate": ("Measure accuracy and calibration on labelled images.", evaluate),
-    "predict": ("Write a table of predictions: path, label, confidence, entropy, weight, unknown, error.", predict),
-    "report": ("Write one HTML page about one or more runs.", report),
-    "export": ("Export the model as one ONNX graph.", export),
-    "methods": ("List the methods, or the settings of one.", methods),
-    "study": ("Compare methods on all pairs of your own domains: tables, figures and a report.", study),
-    "reproduce": ("Reproduce the paper's tables and figures.", reproduce),
-    "completion": ("Print shell completion of commands, flags and values.", completion),
-}
-"""By name: one line for the overview, and what makes the rest."""
+if TYPE_CHECKING:
+    TrainFlags = dict[str, Any]
+    PosteriorFlags = dict[str, Any]
+    AdaptFlags = dict[str, Any]
+    StudyFlags = dict[str, Any]
+    ReproduceFlags = dict[str, Any]
+    Device = RuntimeConfig
+    OneProcess = RuntimeConfig
+    ManyProcesses = RuntimeConfig
+    LittleComputing = RuntimeConfig
+else:
+    common = ["backbone", "pretrained", "epochs", "seed", "tune", "batch_size", "lr", "preset"]
+    TrainFlags = group(
+        fields(TrainConfig, "Common", *common),
+        fields(TrainConfig, "Training and posterior", without=common),
+    )
+    PosteriorFlags = group(
+        fields(TrainConfig, "Common", "prior", "damping", "uncertainty", "members"),
+        fields(EveryCommand, "Common", "seed"),
+    )
+    AdaptFlags = group(
+        fields(AdaptConfig, "Common", "method", "epochs", "seed", "setting"),
+        fields(AdaptOptions, "Common", "open_set", "partial_set"),
+        fields(AdaptConfig, "Common", "preset", "guard"),
+        fields(AdaptConfig, "Adaptation", *ADAPTATION),
+        fields(AdaptOptions, "Adaptation", "set"),
+        hidden=AdaptConfig,
+    )
+    common = ["methods", "seeds", "pairs", "out", "ray"]
+    StudyFlags = study_group(StudyOptions, common, ["allow_classes"])
+    ReproduceFlags = study_group(
+        ReproduceOptions, ["data", *common], ["allow_counts", "allow_classes"]
+    )
+    every = fields(EveryCommand, COMPUTING)
+    last = fields(EveryCommand, COMPUTING, without=["seed"])
+    Device = group(fields(RuntimeConfig, COMPUTING, "device"), every)
+    OneProcess = group(
+        fields(RuntimeConfig, COMPUTING, "device", "workers", "cache", "precision"), every
+    )
+    ManyProcesses = group(fields(RuntimeConfig, COMPUTING), last)
+    LittleComputing = group(
+        fields(RuntimeConfig, COMPUTING, "device", "workers"), last, hidden=RuntimeConfig
+    )

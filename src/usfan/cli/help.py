@@ -1,52 +1,84 @@
-"""Help pages, drawn from the table of flags without the parser: they answer at once."""
+"""Help pages, drawn from the functions of the commands without the parser: they answer at once."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Iterable
 
-from usfan.cli.flags import BUDGET, COMMANDS, Flag
+from usfan.cli.commands import COMMANDS
+from usfan.cli.flags import Command, Flag, describe
 
-COLUMN = 24
+TEXT_COLUMN = 24
 """Where the texts begin."""
-WIDEST = 110
+PAGE_WIDTH = 110
 
 
 def overview() -> str:
-    rows = [entry(name, summary) for name, (summary, _) in COMMANDS.items()]
-    about = "Adapt a trained image classifier to unlabelled images from a new domain."
-    more = "usfan COMMAND --help lists the arguments of a command; usfan --version prints the version."
-    every = entry(spelled(BUDGET), with_default(BUDGET))
-    lines = ["Usage: usfan COMMAND [ARGUMENTS]", "", about, "", "Commands:", *rows, "", "Every command:", every]
-    return "\n".join([*lines, "", more])
+    commands = [describe(function) for function in COMMANDS.values()]
+    budget = commands[0].flags["budget"]
+    return "\n".join(
+        [
+            "Usage: usfan COMMAND [ARGUMENTS]\n",
+            "Adapt a trained image classifier to unlabelled images from a new domain.\n",
+            "Commands:",
+            *(entry(command.name, command.summary) for command in commands),
+            "\nEvery command:",
+            entry(spelling(budget), text(budget)),
+            "\nusfan COMMAND --help lists the arguments of a command; usfan --version prints the version.",
+        ]
+    )
 
 
-def help_page(name: str) -> str:
-    summary, make = COMMANDS[name]
-    command = make()
-    lines = [f"Usage: usfan {name} {command.usage}", "", summary]
-    if command.places:
-        lines += ["", "Arguments:", *(entry(flag.metavar or flag.name.upper(), flag.about) for flag in command.places)]
-    for title, flags in command.groups.items():
-        lines += ["", f"{title}:", *(entry(spelled(flag), with_default(flag)) for flag in flags if flag != BUDGET)]
-    return "\n".join([*lines, "", "Every command also takes --budget N, which raises limits (see usfan --help)."])
+def help_page(command: Command) -> str:
+    flags = command.flags.values()
+    lines = [f"Usage: usfan {command.name} {usage(flags)}", "", command.summary]
+    sections: dict[str, list[str]] = {}
+    for flag in flags:
+        title = "Arguments" if flag.positional else flag.title
+        if flag.name != "budget":
+            sections.setdefault(title, []).append(entry(spelling(flag), text(flag)))
+    for title, entries in sections.items():
+        lines += ["", f"{title}:", *entries]
+    lines += [
+        "",
+        "Every command also takes --budget N, which raises limits (see usfan --help).",
+    ]
+    return "\n".join(lines)
 
 
-def entry(left: str, text: str) -> str:
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    wrapped = textwrap.wrap(text, max(width - COLUMN, 30), break_on_hyphens=False)
-    start = f"  {left:<{COLUMN - 4}}  "
-    if len(start) > COLUMN:
-        wrapped = [f"  {left}", *(" " * COLUMN + line for line in wrapped)]
-        return "\n".join(wrapped)
-    return "\n".join([start + wrapped[0], *(" " * COLUMN + line for line in wrapped[1:])])
+def usage(flags: Iterable[Flag]) -> str:
+    """Positional arguments, then what else is required."""
+    words = []
+    for flag in flags:
+        value = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
+        if not flag.positional:
+            words += [f"{flag.option} {value}"] if flag.required else []
+        elif flag.several:
+            words.append(f"{value} [{value} …]")
+        else:
+            words.append(value if flag.required else f"[{value}]")
+    return " ".join([*words, "[OPTIONS]"])
 
 
-def spelled(flag: Flag) -> str:
-    value = "" if flag.switch else f" {flag.value}{' …' if flag.several else ''}"
-    return f"--{flag.name.replace('_', '-')}{value}"
+def entry(name: str, text: str) -> str:
+    width = min(shutil.get_terminal_size().columns, PAGE_WIDTH)
+    lines = textwrap.wrap(text, max(width - TEXT_COLUMN, 30), break_on_hyphens=False)
+    start = f"  {name}"
+    if len(start) + 2 <= TEXT_COLUMN:
+        start = start.ljust(TEXT_COLUMN) + lines.pop(0)
+    return "\n".join([start, *(" " * TEXT_COLUMN + line for line in lines)])
 
 
-def with_default(flag: Flag) -> str:
-    default = "on" if flag.default is True else flag.default
-    return flag.about if default is None or flag.switch else f"{flag.about} Default: {default}."
+def spelling(flag: Flag) -> str:
+    if flag.positional:
+        return flag.metavar
+    value = "" if flag.switch else f" {'|'.join(flag.choices) or flag.metavar}"
+    return f"{flag.option}{value}{' …' if flag.several else ''}"
+
+
+def text(flag: Flag) -> str:
+    default = "on" if flag.field.default is True else flag.field.default
+    if default is None or flag.switch or flag.positional:
+        return flag.text
+    return f"{flag.text} Default: {default}."

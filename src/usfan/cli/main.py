@@ -1,7 +1,7 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
-Flags come from the fields of the config dataclasses, their help from the fields' docstrings (`flags`); cyclopts parses
-them (`parse`). A YAML file given with --config holds the same names; flags override it (`settings`).
+A command is a function (`commands`), and its arguments are those of the function (`flags`); cyclopts parses them
+(`parse`). A YAML file given with --config holds the same names; flags override it (`settings`).
 Exit codes: `usfan.cli.ending`.
 """
 
@@ -16,10 +16,12 @@ from typing import Any
 
 from usfan import __version__
 from usfan.budget import budget
+from usfan.cli.commands import COMMANDS
 from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, stoppable
-from usfan.cli.flags import COMMANDS
+from usfan.cli.flags import describe
 from usfan.cli.help import help_page, overview
-from usfan.errors import ConfigError, shown
+from usfan.cli.settings import call, how_to_continue, read_settings
+from usfan.errors import ConfigError, printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,76 +32,62 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"usfan {__version__}")
         return 0
-    name, settings = words[0], {}
+    name = words[0]
+    program = f"usfan {name}" if name in COMMANDS else "usfan"
+    settings: dict[str, Any] | None = None
     keep_standard_handles()
     plain_warnings()
     try:
         if name not in COMMANDS:
-            raise no_command(name)
+            raise unknown_command(name)
         if {"-h", "--help"} & set(words):
-            print(help_page(name), flush=True)
+            print(help_page(describe(COMMANDS[name])), flush=True)
             return 0
         with stoppable(), quiet_threads():
-            found = parse_settings(name, words[1:])
-            if found is None:
-                return 0
-            settings = found
-            from usfan.cli import commands
-
-            with budget(settings.pop("budget", 1.0)):
-                commands.COMMANDS[name](dict(settings))
+            settings = parse_settings(name, words[1:])
+            if settings is not None:
+                with budget(settings.pop("budget", 1.0)):
+                    call(describe(COMMANDS[name]), settings)
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        code = exit_code(program(name), error, lambda: going_on(name, settings))
+        advice = "" if settings is None else how_to_continue(name, settings)
+        code = exit_code(program, error, advice)
         if code is None:
             raise
         return code
     return 0
 
 
-def going_on(name: str, settings: dict[str, Any]) -> str:
-    """How to continue an interrupted command, if it had begun."""
-    if not settings:
-        return ""
-    from usfan.cli.settings import to_go_on
-
-    return to_go_on(name, settings)
-
-
 def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     """The settings of a command; None if the run that they name is finished."""
     from usfan.cli.parse import parse
-    from usfan.cli.settings import read_settings
 
+    command = describe(COMMANDS[name])
     try:
-        given = parse(name, words)
+        values = parse(command, words)
     except ConfigError as error:
         raise ConfigError(f"{error} (see usfan {name} --help)") from None
-    settings = read_settings(name, given)
+    settings = read_settings(command, values)
     if settings is None:
-        print(shown(f"{given['out']} is finished already"), file=sys.stderr)
+        print(printable(f"{values['out']} is finished already"), file=sys.stderr)
     return settings
 
 
-def program(name: str) -> str:
-    return f"usfan {name}" if name in COMMANDS else "usfan"
-
-
-def no_command(name: str) -> ConfigError:
+def unknown_command(name: str) -> ConfigError:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
-    what = "option" if name.startswith("-") else "command"
-    return ConfigError(f"unknown {what} {ascii(name)[:80]}: {hint} (see usfan --help)")
+    kind = "option" if name.startswith("-") else "command"
+    return ConfigError(f"unknown {kind} {ascii(name)[:80]}: {hint} (see usfan --help)")
 
 
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
-    """The thread that writes curves raises what went wrong in the main thread too: it is reported there, once."""
+    """The thread that writes curves raises its error in the main thread too: it is reported there, once."""
     before = threading.excepthook
 
-    def hook(given: threading.ExceptHookArgs) -> None:
-        if not issubclass(given.exc_type, OSError):
-            before(given)
+    def hook(error: threading.ExceptHookArgs) -> None:
+        if not issubclass(error.exc_type, OSError):
+            before(error)
 
     threading.excepthook = hook
     try:

@@ -1,213 +1,215 @@
-"""From what was given to the settings that a command gets: config file, --set and flags, or the run to continue."""
+"""The settings of a command: those of the config file, with --set and flags on top, or those of the run to continue."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import os
 import reprlib
 import shlex
+from collections import OrderedDict
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from usfan.cli.flags import COMMANDS, Command, Flag
-from usfan.config import WITHHELD, AdaptConfig, RuntimeConfig, TrainConfig, convert, make_config, unknown_setting
-from usfan.errors import ConfigError, shown
-from usfan.files import read_yaml
+from usfan.cli.flags import Command
+from usfan.config import (
+    WITHHELD,
+    RuntimeConfig,
+    convert,
+    unknown_setting,
+)
+from usfan.errors import ConfigError, printable
 
-CONFIGS = (TrainConfig, AdaptConfig, RuntimeConfig)
+Settings = dict[str, Any]
+
+NOT_IN_A_FILE = {
+    "module": "is code: only the flag --module can name it",
+    "config": "can only be a flag",
+    "set": "can only be a flag",
+}
+"""Settings that a config file may not hold, because it may be a stranger's."""
+PATHS = ("cache", "pretrained", "out", "data", "classes", "labels")
+"""Settings that name files. With --root, those of a config file may not leave it."""
 
 
-def read_settings(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
-    """The settings of a command, checked as far as can be without the model: the config file's, then --set and flags on
-    top. None if all that is asked for is a run that is finished, and whose settings were withheld."""
-    command = COMMANDS[name][1]()
-    given = with_last_place(command, given)
-    path, pairs = given.pop("config", None), given.pop("set", [])
-    settings = {} if path is None else read_config_file(name, command, path, given)
-    chosen = set_values(command, pairs)
-    for twice in sorted(chosen.keys() & given.keys()):
-        raise ConfigError(f"{twice} is given twice: as a flag, and with --set")
-    settings = checked(name, command, {**settings, **chosen, **given})
+def read_settings(command: Command, values: Settings) -> Settings | None:
+    """The settings of a command, checked as far as can be without the model. None if the user asks for no more than a
+    finished run whose settings are withheld."""
+    values = dict(values)
+    path = values.pop("config", None)
+    pairs = read_pairs(command, values.pop("set", []))
+    for name in sorted(pairs.keys() & values.keys()):
+        raise ConfigError(f"{name} is given twice: as a flag, and with --set")
+    settings = {} if path is None else read_config_file(command, path, values)
+    settings = check_settings(command, {**settings, **pairs, **values})
     finished = False
-    if command.resumable and settings.get("resume") and "out" in settings:
-        settings, finished = resumed(name, command, settings)
-    missing = [item for item in command.required if item not in settings]
-    if name == "predict" and not settings.get("json") and "out" not in settings:
-        missing.append("out")
-    if missing and finished:
-        return None
-    if missing:
-        raise ConfigError(f"{spelled(command, missing[0])} (see --help)")
+    if settings.get("resume") and "out" in settings:
+        settings, finished = resume_settings(command, settings)
+    for flag in command.flags.values():
+        if flag.required and flag.name not in settings:
+            if finished:
+                return None
+            name = flag.metavar if flag.positional else flag.option
+            raise ConfigError(
+                f"{name} is missing: give it, or put it into the --config file (see --help)"
+            )
     return settings
 
 
-def spelled(command: Command, missing: str) -> str:
-    """What is missing, and how to give it."""
-    if missing not in command.flags:
-        place = next(flag for flag in command.places if flag.name == missing)
-        return f"{place.metavar or missing.upper()} is missing: give it, or put it into the --config file"
-    name = f"--{missing.replace('_', '-')}"
-    if "json" in command.flags:
-        return f"{name} is missing: name the file to write, or print the predictions with --json"
-    return f"{name} is missing: give it, or put it into the --config file"
-
-
-def with_last_place(command: Command, given: dict[str, Any]) -> dict[str, Any]:
-    """SOURCE … DATA: all came as sources; the last of them is DATA."""
-    first, last = (command.places[0], command.places[-1]) if command.places else (None, None)
-    if first is None or last is None or first == last or not first.several:
-        return dict(given)
-    values = given.get(first.name, [])
-    if len(values) == 1:
-        raise ConfigError(f"{first.name.upper()} and {last.name.upper()} are needed; got {values[0]} only")
-    return {**given, first.name: values[:-1], last.name: values[-1]} if values else dict(given)
-
-
-def read_config_file(name: str, command: Command, path: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a YAML file, which may be a stranger's. The config.yaml of a run of the same command works."""
-    try:
-        loaded = read_yaml(Path(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config {path}: {shown(' '.join(str(error).split()), 300)}") from None
-    if loaded is not None and not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path}: must hold names and values")
-    settings = {str(k).replace("-", "_"): v for k, v in (loaded or {}).items()}
-    settings = {k: v for k, v in settings.items() if v is not None and v != WITHHELD}
-    for key, value in settings.items():
-        if any(isinstance(v, (dict, list, set)) for v in (value if isinstance(value, list) else [value])):
-            raise ConfigError(f"--config {path}: {reprlib.repr(key)} must be a value, or a list of values")
-    its_own = settings.pop("command", name)
-    if its_own != name:
-        raise ConfigError(
-            f"--config {path}: holds the settings of usfan {reprlib.repr(its_own).strip(QUOTES)}, not of {name}"
-        )
-    if "module" in settings:
-        raise ConfigError(f"--config {path}: module is code: only the flag --module can name it")
-    must_be_known(command, settings)
-    if "root" in given:
-        check_paths({k: v for k, v in settings.items() if k not in given}, path, given["root"])
-    return settings
-
-
-QUOTES = "'\""
-
-
-def must_be_known(command: Command, settings: dict[str, Any]) -> None:
-    """Refuse names that the command does not have; those of a method's settings the method refuses."""
-    known = command.names()
-    for name in settings:
-        if name in known or command.open_ended:
-            continue
-        if any(name == f.name for kind in CONFIGS for f in dataclasses.fields(kind)):
-            raise ConfigError(f"this command has no setting {name!r}: see --help")
-        raise unknown_setting(name, known, "see --help")
-
-
-def set_values(command: Command, pairs: list[str]) -> dict[str, Any]:
+def read_pairs(command: Command, pairs: list[str]) -> Settings:
     """NAME=VALUE pairs as settings."""
-    fields = {f.name for kind in command.kinds for f in dataclasses.fields(kind)}
-    found: dict[str, Any] = {}
+    settings: Settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.replace("-", "_")
         if not equals or not name:
             raise ConfigError(f"--set {reprlib.repr(pair)}: write NAME=VALUE")
-        if name in found:
+        if name in settings:
             raise ConfigError(f"--set gives {name} twice")
-        if name in command.names() - fields:
-            raise ConfigError(f"--set {name}: is a flag of its own, --{name.replace('_', '-')}")
-        found[name] = value
-    return found
-
-
-def checked(name: str, command: Command, settings: dict[str, Any]) -> dict[str, Any]:
-    """The same with every value of its type, and within its bounds: a mistake is found before anything is loaded."""
-    settings = dict(settings)
-    names = command.names()
-    for kind in (TrainConfig if name in ("train", "posterior") else AdaptConfig, RuntimeConfig):
-        values = {f.name: settings[f.name] for f in dataclasses.fields(kind) if f.name in settings.keys() & names}
-        config = make_config(kind, values)
-        settings |= {field: getattr(config, field) for field in values}
-    fields = {f.name for kind in CONFIGS for f in dataclasses.fields(kind)}
-    for flag in (*command.places, *command.flags.values(), *map(as_flag, command.kinds)):
-        for item in flag if isinstance(flag, tuple) else (flag,):
-            if item.name in settings and item.name not in fields:
-                settings[item.name] = checked_value(item, settings[item.name])
+        if name in command.flags and name not in command.hidden:
+            raise ConfigError(
+                f"--set {name}: is a flag of its own, {command.flags[name].option}"
+            )
+        settings[name] = value
     return settings
 
 
-def as_flag(kind: type) -> tuple[Flag, ...]:
-    return tuple(Flag(f.name, "", str(f.type)) for f in dataclasses.fields(kind))
+def read_config_file(command: Command, path: str, values: Settings) -> Settings:
+    """The settings of a YAML file, which may be a stranger's. The config.yaml of a run of the same command works."""
+    from usfan.files import read_yaml
+
+    try:
+        content = read_yaml(Path(path))
+    except (OSError, ValueError) as error:
+        message = printable(" ".join(str(error).split()), 300)
+        raise ConfigError(f"--config {path}: {message}") from None
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"--config {path}: must hold names and values")
+    settings = {}
+    for key, value in (content or {}).items():
+        elements = value if isinstance(value, list) else [value]
+        if any(isinstance(element, dict | list | set) for element in elements):
+            name = reprlib.repr(key)
+            raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
+        if value is not None and value != WITHHELD:
+            settings[str(key).replace("-", "_")] = value
+    file_command = settings.pop("command", command.name)
+    if file_command != command.name:
+        other = reprlib.repr(file_command).strip("'\"")
+        raise ConfigError(
+            f"--config {path}: holds the settings of usfan {other}, not of {command.name}"
+        )
+    for name, reason in NOT_IN_A_FILE.items():
+        if name in settings:
+            raise ConfigError(f"--config {path}: {name} {reason}")
+    check_names(command, settings)
+    if "root" in values:
+        check_paths(path, values["root"], settings, values)
+    return settings
 
 
-def checked_value(flag: Flag, value: Any) -> Any:
-    """A value that no config checks."""
-    if flag.several:
-        one = Flag(flag.name, "", flag.type.removeprefix("list[").removesuffix("]"))
-        return [checked_value(one, item) for item in (value if isinstance(value, list) else [value])]
-    if flag.type != "str":
-        return convert(flag, value)
-    if not isinstance(value, str) or not value or "\0" in value:
-        what = "is empty" if value == "" else f"must be a text; got {reprlib.repr(value)[:80]}"
-        raise ConfigError(f"{flag.name} {what}")
-    if flag.choices and value not in flag.choices:
-        raise ConfigError(f"{flag.name} must be one of {', '.join(flag.choices)}; got {reprlib.repr(value)}")
-    return value
+def check_names(command: Command, settings: Settings) -> None:
+    """Refuse names that the command does not have; those of a method's settings the method refuses."""
+    for name in settings:
+        if name not in command.settings and "set" not in command.flags:
+            raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
 
 
-def check_paths(settings: dict[str, Any], file: str, root: str) -> None:
-    """Under --root, the paths in a config file may not leave it: the file may be a stranger's."""
+def check_paths(file: str, root: str, settings: Settings, values: Settings) -> None:
+    """Under --root, the paths in a config file may not leave it."""
     from usfan.data.lists import inside
 
-    for name in ("cache", "pretrained", "out", "data", "classes", "labels"):
-        value = settings.get(name)
-        named = name == "pretrained" and value in ("auto", "none", "offline", "timm")
+    for name in PATHS:
+        value = None if name in values else settings.get(name)
+        if name == "pretrained" and value in ("auto", "none", "offline", "timm"):
+            continue
         for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, str) and not named and not inside(os.path.abspath(path), root):
+            if isinstance(path, str) and not inside(os.path.abspath(path), root):
                 raise ConfigError(f"--config {file}: {name}: {path} leaves the root {root}")
 
 
-def resumed(name: str, command: Command, settings: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The settings of the run in --out, and whether it has ended; what was given beside --resume must agree with it."""
+def check_settings(command: Command, settings: Settings) -> Settings:
+    """The same with every value of its type, and within its bounds: a mistake is reported before anything is loaded."""
+    known = command.settings
+    return {
+        name: read_value(known[name], value) if name in known else value
+        for name, value in settings.items()
+    }
+
+
+def read_value(item: Field[Any], value: Any) -> Any:
+    kind = str(item.type)
+    if kind.startswith("list["):
+        element = copy.copy(item)
+        element.type = kind.removeprefix("list[").partition("]")[0]
+        return [
+            read_value(element, one) for one in (value if isinstance(value, list) else [value])
+        ]
+    return convert(item, value)
+
+
+def resume_settings(command: Command, settings: Settings) -> tuple[Settings, bool]:
+    """The settings of the run in --out, and whether it has ended. The user's own settings must agree with them."""
     from usfan.cli.parse import is_method_setting
-    from usfan.runs.folder import differences, read_run_config
+    from usfan.store.run_folder import differences, read_run_config
 
     out = Path(settings["out"])
     before = read_run_config(out)
     if before is None:
         return settings, False
-    if "setting" in command.names():
-        from usfan.adaptation.settings import with_setting
+    if "setting" in command.settings:
+        from usfan.adaptation.plan import expand_short_forms
 
-        settings = with_setting(settings)
-    given = {k: v for k, v in settings.items() if k not in ("out", "resume", "module", "budget")}
-    if isinstance(given.get("source"), list) and len(given["source"]) == 1:
-        given["source"] = given["source"][0]
-    changed = differences({"command": name, **given}, before)
-    if changed:
+        settings = expand_short_forms(settings)
+    now = {"command": command.name, **settings}
+    for name in ("out", "resume", "dry_run", "module", "budget"):
+        now.pop(name, None)
+    if len(now.get("source", ())) == 1:
+        now["source"] = now["source"][0]
+    changes = differences(now, before)
+    if changes:
         raise ConfigError(
-            f"{out} holds a run with other settings ({shown(', '.join(changed), 600)}): "
+            f"{out} holds a run with other settings ({printable(', '.join(changes), 600)}): "
             "leave these flags out to continue it, or choose another --out"
         )
-    kept = {k: v for k, v in before.items() if v is not None and v != WITHHELD and k not in ("command", "module")}
-    must_be_known(command, kept)
-    for strange in kept.keys() - command.names() - {"setting"}:
-        if not is_method_setting(strange):
+    stored = {name: value for name, value in before.items() if value not in (None, WITHHELD)}
+    for name in ("command", *NOT_IN_A_FILE):
+        stored.pop(name, None)
+    check_names(command, stored)
+    for name in stored.keys() - command.settings.keys():
+        if not is_method_setting(name):
             raise ConfigError(
-                f"{out} has a setting '{shown(strange, 80)}' that this version does not know: it was begun by another "
-                "version; choose another --out"
+                f"{out} has a setting '{printable(name, 80)}' that this version does not know: it was begun by "
+                "another version; choose another --out"
             )
-    return checked(name, command, {**kept, **settings}), (out / "metrics.json").is_file()
+    return check_settings(command, {**stored, **settings}), (out / "metrics.json").is_file()
 
 
-def to_go_on(name: str, settings: dict[str, Any]) -> str:
-    """For an interrupted run: the command that continues it."""
-    out = settings.get("out")
+def call(command: Command, settings: Settings) -> None:
+    """Run a command. Its parameter `computing` gets the fields of `RuntimeConfig`, `settings` what no other takes."""
+    signature = inspect.signature(command.function)
+    rest = dict(settings)
+    names = signature.parameters.keys() & command.flags.keys() & settings.keys()
+    arguments = {name: rest.pop(name) for name in names}
+    if "computing" in signature.parameters:
+        names = {item.name for item in dataclasses.fields(RuntimeConfig)} & rest.keys()
+        arguments["computing"] = RuntimeConfig(**{name: rest.pop(name) for name in names})
+    if "settings" in signature.parameters:
+        arguments["settings"] = rest
+    bound = inspect.BoundArguments(signature, OrderedDict(arguments))
+    command.function(*bound.args, **bound.kwargs)
+
+
+def how_to_continue(name: str, settings: Settings) -> str:
+    """The end of the message about an interrupted run: the command that continues it."""
     if name in ("study", "reproduce"):
         return "; run the same command again to continue"
-    if name not in COMMANDS or not COMMANDS[name][1]().resumable or not out or not Path(out, "config.yaml").is_file():
+    out = settings.get("out", "")
+    if name not in ("train", "posterior", "adapt") or not Path(out, "config.yaml").is_file():
         return ""
-    words = ["usfan", name, "--resume", "--out", str(out)]
+    words = ["usfan", name, "--resume", "--out", out]
     if "module" in settings:
         words += ["--module", settings["module"]]
     return f"; to continue: {shlex.join(words)}"

@@ -1,1 +1,1 @@
-"""Where images are, how they are decoded, and where the decoded pixels are kept."""
+"""Images and labels: sources, decoding, stores, views, and the named benchmarks."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from usfan.errors import DataError
 
-_CHUNK = 2**22  # values turned from float to uint8 at a time, so that no second float copy is made
+ArrayLike = np.ndarray | torch.Tensor
+
+_CHUNK = (
+    2**22
+)  # values turned from float to uint8 at a time, so that no second float copy is made
 
 
-def image_array(source: Any, name: str) -> np.ndarray:
+def image_array(source: ArrayLike, name: str) -> np.ndarray:
     """uint8 N×H×W (grey) or N×H×W×3, from any of the layouts above. uint8 input is not copied.
 
     If both the second and the last axis could hold the channels, a tensor is read as N×C×H×W, an array as N×H×W×C.
@@ -21,24 +23,20 @@ def image_array(source: Any, name: str) -> np.ndarray:
     if array.ndim not in (3, 4):
         raise DataError(f"{name} has shape {_shape(array)}: expected N×H×W, N×H×W×C or N×C×H×W")
     if array.ndim == 3 and array.shape[-1] == 3 and array.shape[1] != 3:
-        raise DataError(f"{name} has shape {_shape(array)}, which looks like one image: give N×H×W×3 (array[None])")
-    if len(array) == 0:
-        raise DataError(f"{name} holds no images: its shape is {_shape(array)}")
-    if array.ndim == 4:
-        array = _channels_last(array, channels_first, name)
+        raise DataError(
+            f"{name} has shape {_shape(array)}, which looks like one image: give N×H×W×3 (array[None])"
+        )
     if 0 in array.shape:
-        raise DataError(f"{name} has images without pixels: its shape is {_shape(array)}")
-    return as_uint8(array, name)
+        raise DataError(f"{name} holds no images, or no pixels: its shape is {_shape(array)}")
+    return as_uint8(_channels_last(array, channels_first, name), name)
 
 
-def one_image(source: Any, where: str) -> np.ndarray:
+def one_image(source: ArrayLike, where: str) -> np.ndarray:
     """uint8 H×W or H×W×3, from one item of a dataset."""
     array, channels_first = _numpy(source, where)
     if array.ndim not in (2, 3):
         raise DataError(f"{where} has shape {_shape(array)}: expected H×W, H×W×C or C×H×W")
-    array = array[None]
-    if array.ndim == 4:
-        array = _channels_last(array, channels_first, where)
+    array = _channels_last(array[None], channels_first, where)
     return np.ascontiguousarray(as_uint8(array, where)[0])
 
 
@@ -52,10 +50,9 @@ def as_uint8(array: np.ndarray, name: str) -> np.ndarray:
     rows = max(1, _CHUNK // max(1, array[0].size))
     for start in range(0, len(array), rows):
         part = array[start : start + rows].astype(np.float32)
-        if not np.isfinite(part).all():
-            raise DataError(f"{name} holds NaN or infinite pixels: expected uint8, or floats in [0, 1]")
-        low, high = part.min(), part.max()
-        if low < 0 or high > 1:
+        low = part.min()
+        high = part.max()
+        if not (low >= 0 and high <= 1):  # NaN is neither
             raise DataError(
                 f"{name} holds floats from {low:.3g} to {high:.3g}: expected floats in [0, 1], or uint8; "
                 "rescale them, and leave out any normalisation (the model brings its own)"
@@ -64,20 +61,32 @@ def as_uint8(array: np.ndarray, name: str) -> np.ndarray:
     return result
 
 
-def _numpy(source: Any, name: str) -> tuple[np.ndarray, bool]:
+def _numpy(source: ArrayLike, name: str) -> tuple[np.ndarray, bool]:
     """The values as numpy, and whether the channels more likely come first."""
     if isinstance(source, torch.Tensor):
         tensor = source.detach().cpu()
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy(), True
     if isinstance(source, np.ndarray):
         return source, False
-    raise DataError(f"{name} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path")
+    raise DataError(
+        f"{name} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path"
+    )
 
 
-def _channels_last(array: np.ndarray, channels_first: bool, name: str) -> np.ndarray:
-    first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+def _channels_last(
+    array: np.ndarray,
+    channels_first: bool,
+    name: str,
+) -> np.ndarray:
+    """N×H×W (grey) or N×H×W×3."""
+    if array.ndim == 3:
+        return array
+    first = array.shape[1] in (1, 3)
+    last = array.shape[3] in (1, 3)
     if not first and not last:
-        raise DataError(f"{name} has shape {_shape(array)}: expected 1 or 3 channels, N×H×W×C or N×C×H×W")
+        raise DataError(
+            f"{name} has shape {_shape(array)}: expected 1 or 3 channels, N×H×W×C or N×C×H×W"
+        )
     if first and (channels_first or not last):
         array = array.transpose(0, 2, 3, 1)
     return array[..., 0] if array.shape[3] == 1 else array

@@ -7,38 +7,36 @@ from typing import Any
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.labels import checked_classes
+from usfan.data.lists import read_text
 from usfan.errors import DataError
-from usfan.files import parse_json, read_named
-
-MOST_BYTES = 16 << 20
-"""Limit of a file of class names, as for a model's config."""
+from usfan.files import parse_json
 
 
 def read_classes(path: str | Path) -> tuple[str, ...]:
     """The names of a text file (one per line), a JSON list, or a JSON table: torchvision's `class_to_idx`, or numbers
     to names."""
-    shown = one_line(str(path))
+    text = read_text(str(path), "one class name per line")
+    if text.lstrip()[:1] not in ("[", "{"):
+        return checked_classes(line.strip() for line in text.splitlines() if line.strip())
+    name = one_line(str(path))
     try:
-        content = read_named(path, MOST_BYTES)
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{shown} is not a text file in UTF-8: expected one class name per line") from None
-    except OSError as error:
-        raise DataError(f"cannot read the class names of {shown}: {(error.strerror or str(error)).lower()}") from None
-    if text.lstrip()[:1] in ("[", "{"):
-        try:
-            value = parse_json(text.encode())
-        except ValueError:
-            raise DataError(f"{shown} looks like JSON, but cannot be read as such") from None
-        return checked_classes(names_of(value, shown))
-    return checked_classes(line.strip() for line in text.splitlines() if line.strip())
+        value = parse_json(text.encode())
+    except ValueError:
+        raise DataError(f"{name} looks like JSON, but cannot be read as such") from None
+    names = _listed(value) if isinstance(value, dict) else value
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        raise DataError(
+            f"{name} must hold class names: a list, or a table of names and numbers that count from 0"
+        )
+    return checked_classes(names)
 
 
-def names_of(value: Any, shown: str) -> list[str]:
-    if isinstance(value, dict):
-        pairs = [(v, k) if isinstance(v, int) else (k, v) for k, v in value.items()]
-        table = {int(number): name for number, name in pairs if str(number).isdigit()}
-        value = [table.get(i) for i in range(len(value))]
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise DataError(f"{shown} must hold class names: a list, or a table of names and numbers that count from 0")
-    return value
+def _listed(table: dict[str, Any]) -> list[object]:
+    """The names of a table by number; None for a number that is missing."""
+    names: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, int):
+            names[str(value)] = key
+        else:
+            names[key] = value
+    return [names.get(str(number)) for number in range(len(table))]

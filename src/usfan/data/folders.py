@@ -6,15 +6,19 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from usfan.budget import check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
 from usfan.data.labels import name_key
-from usfan.errors import DataError, shown
+from usfan.errors import DataError, printable
 
 MOST_FOLDERS = 20_000
 """In all. A link may lead to the root of the disk."""
+
+
+class NoImages(DataError):
+    """A folder without images."""
 
 
 class Folder(NamedTuple):
@@ -30,97 +34,100 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     Class folders without images are skipped too. Images beside class folders are refused: they have no class.
     With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
     """
-    images, folders, others = _listing(folder)
+    search = _Search()
+    images, folders = next(search.walk(folder, set()))
     names: list[str] = []
     paths: list[str] = []
-    counted = itertools.count(1)
     for name in sorted(folders, key=name_key):
-        below = _below(os.path.join(folder, name), others, _identity(folder), counted)
-        paths += below
+        below: list[str] = []
+        for files, _ in search.walk(os.path.join(folder, name), {_identity(folder)}):
+            below += files
+        paths += sorted(below)
         names += [name] * len(below)
-    if unlabelled and (images or paths):
-        return Folder([os.path.join(folder, name) for name in images] + paths, None)
-    if images and names:
-        count = len(set(names))
-        beside = f"{len(images)} images (such as {one_line(images[0])}) beside {count} class folders"
+    if not images and not paths:
+        raise NoImages(_nothing(folder, search.others))
+    if unlabelled or not paths:
+        return Folder(images + paths, None)
+    if images:
+        first = one_line(os.path.basename(images[0]))
+        beside = (
+            f"{len(images)} images (such as {first}) beside {len(set(names))} class folders"
+        )
         advice = "move them into a class folder, or give a list file, or take all images without labels (unlabelled)"
         raise DataError(f"{one_line(folder)} holds {beside}: {advice}")
-    if names:
-        return Folder(paths, names)
-    if images:
-        return Folder([os.path.join(folder, name) for name in images], None)
-    raise DataError(_nothing(folder, others))
+    return Folder(paths, names)
 
 
-def holds_images(folder: str) -> bool:
-    """Whether there is an image in the folder, at any depth."""
-    images, inner, others = _listing(folder)
-    count = itertools.count(1)
-    return bool(images) or any(_below(os.path.join(folder, n), others, _identity(folder), count) for n in inner)
+class _Search:
+    """Counts the folders that are visited, and the files that are no images, by suffix."""
 
+    def __init__(self) -> None:
+        self.others: Counter[str] = Counter()
+        self.counter = itertools.count()
 
-def _below(folder: str, others: Counter[str], above: tuple[int, int], count: Iterator[int]) -> list[str]:
-    """All images below a class folder, at any depth, sorted by path. Links may lead to a folder again and again, or
-    round in a circle: each folder counts once, under the first name that leads to it."""
-    seen, waiting, paths = {above}, [folder], []
-    while waiting:
-        found = []
-        for place in waiting:
+    def walk(
+        self, top: str, visited: set[tuple[int, int]]
+    ) -> Iterator[tuple[list[str], list[str]]]:
+        """The images (paths) and the folders (names) in a folder, and in each folder below it, sorted.
+
+        Links may lead to a folder again and again, or round in a circle: each folder counts once.
+        """
+        places = [top]  # no recursion: folders may be thousands deep
+        while places:
+            place = places.pop()
             identity = _identity(place)
-            if identity in seen:
+            if identity in visited:
                 continue
-            seen.add(identity)
-            check_cost(f"{shown(folder, 300)}: folders below it", next(count), MOST_FOLDERS, "or more", DataError)
-            images, folders, _ = _listing(place, others)
-            paths += [os.path.join(place, name) for name in images]
-            found += [os.path.join(place, name) for name in folders]
-        waiting = found
-    return sorted(paths)
+            visited.add(identity)
+            folders, files = _entries(place)
+            subject = f"{printable(top, 300)}: folders below it"
+            check_cost(subject, next(self.counter), MOST_FOLDERS, "or more", DataError)
+            places += [os.path.join(place, name) for name in reversed(folders)]
+            images = []
+            for name in files:
+                suffix = os.path.splitext(name)[1].lower()
+                if suffix in SUFFIXES:
+                    images.append(os.path.join(place, name))
+                else:
+                    self.others[suffix or "no suffix"] += 1
+            yield images, folders
+
+
+def _entries(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the files in a folder, sorted."""
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_folder = os.path.isdir(entry.path)  # false for a link that leads nowhere
+                (folders if is_folder else files).append(entry.name)
+    except OSError as error:
+        _refuse(error)
+    return _visible(folders), _visible(files)
+
+
+def _visible(names: list[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
 
 
 def _identity(folder: str) -> tuple[int, int]:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise _cannot_read(folder, error) from error
+        _refuse(error)
     return status.st_dev, status.st_ino
 
 
-def _cannot_read(folder: str, error: OSError) -> DataError:
-    return DataError(f"cannot read the folder {shown(folder, 300)}: {(error.strerror or str(error)).lower()}")
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
-
-
-def _listing(folder: str, others: Counter[str] | None = None) -> tuple[list[str], list[str], Counter[str]]:
-    """The images and the folders in a folder, sorted, and a count of what else is there by suffix."""
-    others = Counter() if others is None else others
-    images, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                suffix = os.path.splitext(entry.name)[1].lower()
-                if entry.name.startswith(".") or entry.name == "__MACOSX":
-                    continue
-                if _is_folder(entry):
-                    folders.append(entry.name)
-                elif suffix in SUFFIXES:
-                    images.append(entry.name)
-                else:
-                    others[suffix or "no suffix"] += 1
-    except OSError as error:
-        raise _cannot_read(folder, error) from error
-    return sorted(images), sorted(folders), others
+def _refuse(error: OSError) -> NoReturn:
+    folder = printable(error.filename, 300)
+    reason = (error.strerror or str(error)).lower()
+    raise DataError(f"cannot read the folder {folder}: {reason}") from error
 
 
 def _nothing(folder: str, others: Counter[str]) -> str:
     expected = "expected class folders with images, or images (.jpg, .png, …)"
     if not others:
         return f"{one_line(folder)} holds no images: {expected}"
-    found = ", ".join(f"{count} {one_line(suffix)}" for suffix, count in others.most_common(3))
-    return f"{one_line(folder)} holds no images, but {sum(others.values())} other files ({found}): {expected}"
+    kinds = ", ".join(f"{count} {one_line(suffix)}" for suffix, count in others.most_common(3))
+    return f"{one_line(folder)} holds no images, but {others.total()} other files ({kinds}): {expected}"

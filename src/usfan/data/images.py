@@ -1,4 +1,4 @@
-"""Where the pictures of an `ImageData` come from: files, an array, or a dataset object.
+"""The pictures of an `ImageData`: in files, in an array, or in a dataset object.
 
 The three kinds share one small interface, `Images`. Each also names a bad picture (`where`), and can
 digest its content, which keys the cache.
@@ -6,10 +6,11 @@ digest its content, which keys the cache.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,7 +22,11 @@ from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, d
 from usfan.errors import DataError
 
 CONTENT_SAMPLES = 32
-"""How many files are read for the fingerprint of a folder or list; of the others, only name, size and time count."""
+"""Files that are read for the fingerprint of a folder or list; of the others, only name, size and time count."""
+
+
+BROKEN_FILE = (OSError, SyntaxError, Image.DecompressionBombError)
+"""The errors that Pillow raises for broken files."""
 
 
 class Images(Protocol):
@@ -63,51 +68,60 @@ class FileImages:
         (bitmaps unpacked from archives). A single file replaced under the same size and time goes unseen."""
         hashed = blake2b(digest_size=16)
         folder = common_folder(self.paths)
-        for path in self.paths:
+        step = max(1, len(self.paths) // CONTENT_SAMPLES)
+        for i, path in enumerate(self.paths):
+            hashed.update(os.fsencode(below(path, folder)))
             try:
                 status = os.stat(path)
-                facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0"
-            except OSError:
-                facts = "\0missing\0"
-            hashed.update(os.fsencode(below(path, folder)) + facts.encode())
-        step = max(1, len(self.paths) // CONTENT_SAMPLES)
-        for path in self.paths[::step]:
-            try:
-                with open(path, "rb") as file:
-                    hashed.update(file.read(2**20))
+                hashed.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+                if i % step == 0:
+                    with open(path, "rb") as file:
+                        hashed.update(file.read(2**20))
             except OSError:
                 hashed.update(b"\0unreadable\0")
         return hashed.hexdigest()
 
 
-class ArrayImages:
-    """Pictures in one uint8 array, N×H×W or N×H×W×3."""
+class SelectedImages:
+    """Pictures at some positions of an array or a dataset."""
 
-    def __init__(self, pixels: np.ndarray, name: str, indices: np.ndarray | None = None):
-        self.pixels = pixels
+    def __init__(self, name: str, count: int) -> None:
         self.name = name
-        self.indices = np.arange(len(pixels)) if indices is None else indices
+        self.indices = np.arange(count)
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def where(self, i: int) -> str:
+        return f"{self.name}[{self.indices[i]}]"
+
+    def take(self, indices: Sequence[int]) -> Self:
+        part = copy.copy(self)
+        part.indices = self.indices[np.asarray(indices, dtype=np.int64)]
+        return part
+
+
+class ArrayImages(SelectedImages):
+    """Pictures in one uint8 array, N×H×W or N×H×W×3."""
+
+    def __init__(self, pixels: np.ndarray, name: str) -> None:
+        super().__init__(name, len(pixels))
+        self.pixels = pixels
 
     def picture(self, i: int, channels: int) -> Image.Image:
         return convert(Image.fromarray(self.pixels[self.indices[i]]), self.where(i), channels)
 
     def fits(self, size: int, channels: int) -> bool:
         """Whether the pictures have this form already."""
-        return self.pixels.shape[1:] == ((size, size) if channels == 1 else (size, size, 3))
+        shape = (size, size) if channels == 1 else (size, size, 3)
+        return self.pixels.shape[1:] == shape
 
     def rows(self, positions: Sequence[int]) -> Tensor:
         """uint8 n×C×H×W at once, for pictures that need no conversion."""
-        rows = torch.from_numpy(self.pixels[self.indices[np.asarray(positions, dtype=np.int64)]])
-        return rows[:, None] if rows.ndim == 3 else rows.permute(0, 3, 1, 2)
-
-    def where(self, i: int) -> str:
-        return f"{self.name}[{self.indices[i]}]"
-
-    def take(self, indices: Sequence[int]) -> ArrayImages:
-        return ArrayImages(self.pixels, self.name, self.indices[np.asarray(indices, dtype=np.int64)])
+        rows = torch.from_numpy(
+            self.pixels[self.indices[np.asarray(positions, dtype=np.int64)]]
+        )
+        return rows[:, None] if rows.ndim == 3 else rows.permute(0, 3, 1, 2).contiguous()
 
     def digest(self) -> str:
         """Digest of the shape and every byte."""
@@ -117,38 +131,33 @@ class ArrayImages:
         return hashed.hexdigest()
 
 
-class DatasetImages:
+class DatasetImages(SelectedImages):
     """Pictures that a dataset object hands out, one item at a time: `dataset[i]` is an image, a tuple or a dict."""
 
-    def __init__(self, dataset: Any, name: str, column: str | None = None, indices: Sequence[int] | None = None):
+    def __init__(
+        self,
+        dataset: Any,
+        name: str,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(name, len(dataset))
         self.dataset = dataset
-        self.name = name
         self.column = column
-        self.indices: Sequence[int] = range(len(dataset)) if indices is None else indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def picture(self, i: int, channels: int) -> Image.Image:
         where = self.where(i)
         try:
-            value = image_of(self.dataset[self.indices[i]], self.column)
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises for broken files
+            image, _ = image_and_label(self.dataset[int(self.indices[i])], self.column)
+            return as_picture(image, where, channels)
+        except BROKEN_FILE as error:
             raise UnreadableImage(where, str(error) or type(error).__name__) from error
-        return as_picture(value, where, channels)
-
-    def where(self, i: int) -> str:
-        return f"{self.name}[{self.indices[i]}]"
-
-    def take(self, indices: Sequence[int]) -> DatasetImages:
-        return DatasetImages(self.dataset, self.name, self.column, [self.indices[i] for i in indices])
 
     def digest(self) -> str:
-        """Uses Hugging Face's own fingerprint if there is one, else decodes every picture."""
+        """Uses the fingerprint of a Hugging Face dataset if there is one, else decodes every picture."""
         hashed = blake2b(f"{len(self)}".encode(), digest_size=16)
-        own = getattr(self.dataset, "_fingerprint", None)
-        if isinstance(own, str):
-            hashed.update(f"{own}{self.column}{list(self.indices)}".encode())
+        fingerprint = getattr(self.dataset, "_fingerprint", None)
+        if isinstance(fingerprint, str):
+            hashed.update(f"{fingerprint}{self.column}{self.indices.tolist()}".encode())
             return hashed.hexdigest()
         for i in range(len(self)):
             try:
@@ -159,26 +168,30 @@ class DatasetImages:
         return hashed.hexdigest()
 
 
-def image_of(item: Any, column: str | None = None) -> Any:
-    """The image in an item of a dataset."""
-    if isinstance(item, dict):
-        names = (column,) if column else ("image", "img", "pixel_values", "jpg", "png")
-        for name in names:
-            if name in item:
-                return item[name]
-        if "bytes" in item or "path" in item:
-            return item
-        raise DataError(f"no image in an item with the fields {sorted(map(str, item))}: expected one named 'image'")
-    return item[0] if isinstance(item, (tuple, list)) and len(item) else item
+def image_and_label(item: Any, column: str | None = None) -> tuple[Any, Any]:
+    """The image in an item of a dataset, and its label or None."""
+    if isinstance(item, (tuple, list)) and item:
+        return item[0], item[1] if len(item) > 1 else None
+    if not isinstance(item, dict):
+        return item, None
+    label = item.get("label", item.get("labels"))
+    for name in (column,) if column else ("image", "img", "pixel_values", "jpg", "png"):
+        if name in item:
+            return item[name], label
+    if "bytes" in item or "path" in item:
+        return item, label
+    fields = sorted(map(str, item))
+    raise DataError(f"no image in an item with the fields {fields}: expected one named 'image'")
 
 
-def as_picture(value: Any, where: str, channels: int) -> Image.Image:
+def as_picture(
+    value: Any,
+    where: str,
+    channels: int,
+) -> Image.Image:
     """A Pillow image, a path, the bytes of a file, Hugging Face's {bytes, path}, a tensor or an array."""
     if isinstance(value, Image.Image):
-        try:
-            return convert(value, where, channels)
-        except (OSError, SyntaxError) as error:
-            raise UnreadableImage(where, str(error)) from error
+        return convert(value, where, channels)
     if isinstance(value, dict):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, (str, os.PathLike)):

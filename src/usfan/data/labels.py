@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import difflib
+import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +17,12 @@ from torch import Tensor
 from usfan.data.decoding.decode import one_line
 from usfan.errors import DataError
 
-log = logging.getLogger(__name__)
-
 MAX_CLASSES = 2**20
 """Labels from here on are refused: one wrong number in a list would make a table of classes of that size."""
+
+
+LabelValues = Tensor | np.ndarray | Iterable[int] | Iterable[str]
+"""One label per image: numbers that count from 0, or class names."""
 
 
 class Labels(NamedTuple):
@@ -27,8 +31,6 @@ class Labels(NamedTuple):
     classes: tuple[str, ...]
     named: bool
     """False if the classes are plain numbers: such labels are matched by position."""
-    guessed: bool = False
-    """Whether the names are those of the folders in which the images of a numbered list lie: they may be no classes."""
 
 
 def name_key(name: str) -> tuple[str, str]:
@@ -41,123 +43,176 @@ def canonical(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def checked_classes(classes: Iterable[Any]) -> tuple[str, ...]:
-    """The class names a caller gave."""
+class ClassNames:
+    """The classes of a model, found by name."""
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.index = {canonical(name): number for number, name in enumerate(classes)}
+        self.folded = {name.casefold(): name for name in self.index}
+
+    def number(self, name: str) -> int | None:
+        """The index of the class with exactly this name."""
+        return self.index.get(canonical(name))
+
+    def whatever_case(self, name: str) -> str | None:
+        """The class with this name, if case does not count."""
+        return self.folded.get(canonical(name).casefold())
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether one of the names is that of a class, whatever its case."""
+        return any(self.whatever_case(name) is not None for name in names)
+
+    def similar(self, name: str) -> str | None:
+        """The class that the user may have meant."""
+        near = difflib.get_close_matches(canonical(name).casefold(), self.folded, n=1)
+        return self.folded[near[0]] if near else None
+
+
+def checked_classes(classes: Iterable[object]) -> tuple[str, ...]:
+    """The class names that a caller gave, which must differ."""
     if isinstance(classes, str):
         raise DataError(f"classes must be a sequence of names, not the string {classes!r}")
     names = tuple(str(name) for name in classes)
-    twice = {name for name, count in Counter(map(canonical, names)).items() if count > 1}
-    if twice or not names or "" in names:
-        what = f"{some(sorted(twice))} more than once" if twice else "an empty name" if names else "nothing"
-        raise DataError(f"classes holds {what}: expected different names")
+    counts = Counter(map(canonical, names))
+    wrong = [name for name, count in counts.items() if count > 1 or not name]
+    if wrong or not names:
+        problem = f"{some(wrong)} more than once, or an empty name" if wrong else "no name"
+        raise DataError(f"classes holds {problem}: expected different names")
     return names
 
 
-def from_names(names: Sequence[str], classes: Sequence[str] | None, what: str) -> Labels:
+def check_numbering(
+    paths: Sequence[str],
+    labels: Tensor,
+    classes: Sequence[str],
+    data_name: str,
+) -> None:
+    """Refuse a numbered list whose images lie in folders that are named as other classes than their numbers say."""
+    names = ClassNames(classes)
+    for path, label in zip(paths, labels.tolist(), strict=True):
+        folder = os.path.basename(os.path.dirname(path))
+        number = names.number(folder)
+        if number is not None and number != label:
+            raise DataError(
+                f"{data_name} numbers its classes in another order than the model: {one_line(path)} has the number "
+                f"{label}, and {one_line(folder)} is number {number} of the model; write class names instead of numbers"
+            )
+
+
+def from_names(
+    names: Sequence[str],
+    classes: Sequence[str] | None,
+    data_name: str,
+) -> Labels:
     """Labels from the class name of each image; without `classes`, in case-insensitive alphabetical order."""
-    table = checked_classes(classes) if classes is not None else tuple(sorted(set(names), key=name_key))
-    for name in table:
-        if any(0xD800 <= ord(c) <= 0xDFFF for c in name):  # bytes of a file name that are not UTF-8
-            raise DataError(f"{what} has a class whose name is not UTF-8 ({one_line(name)}): rename its folder")
-    spelt = str if classes is None else canonical  # two spellings of one name in one set stay two classes
-    place, names = {spelt(name): i for i, name in enumerate(table)}, [spelt(name) for name in names]
-    unknown = sorted(set(names) - set(place), key=name_key)
-    if unknown:
-        raise DataError(f"{what} has {_count(unknown)} not among the classes given ({some(unknown)})")
-    return Labels(torch.tensor([place[name] for name in names], dtype=torch.long), table, True)
-
-
-def from_numbers(numbers: Any, classes: Sequence[str] | None, what: str) -> Labels:
-    """Labels that are numbers already; without `classes` they are named '0', '1', …"""
-    labels = _integers(numbers, what)
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0:
-        raise DataError(f"{what} has a negative label ({low} for image {int(labels.argmin())}): labels count from 0")
     if classes is None:
-        if high >= MAX_CLASSES:
-            raise DataError(f"{what} has the label {high}: labels must be below {MAX_CLASSES}")
-        return Labels(labels, tuple(str(i) for i in range(high + 1)), False)
-    table = checked_classes(classes)
-    if high >= len(table):
-        raise DataError(f"{what} has the label {high}, but only {len(table)} classes are named: labels count from 0")
-    return Labels(labels, table, True)
+        table = tuple(sorted(set(names), key=name_key))
+        index = {name: number for number, name in enumerate(table)}
+    else:
+        table = checked_classes(classes)
+        index = ClassNames(table).index
+        names = [canonical(name) for name in names]
+    for name in table:
+        if re.search("[\ud800-\udfff]", name):  # bytes of a file name that are not UTF-8
+            problem = f"a class whose name is not UTF-8 ({one_line(name)})"
+            raise DataError(f"{data_name} has {problem}: rename its folder")
+    unknown = sorted(set(names) - set(index), key=name_key)
+    if unknown:
+        raise DataError(f"{data_name} has {class_count(unknown)} not among the classes given")
+    return Labels(torch.tensor([index[name] for name in names]), table, True)
 
 
-def from_given(values: Any, classes: Sequence[str] | None, count: int, what: str) -> Labels:
+def from_values(
+    values: LabelValues,
+    classes: Sequence[str] | None,
+    count: int,
+    data_name: str,
+) -> Labels:
     """Labels as a caller gives them: numbers or names, in a tensor, an array or a sequence."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
-    if not isinstance(values, np.ndarray):
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise DataError(f"labels of {what} are {values!r}: expected one label per image")
-        values = np.asarray(list(values))
-    array = values
-    if array.ndim != 1:
-        raise DataError(f"labels of {what} have shape {'×'.join(map(str, array.shape))}: expected one label per image")
-    if len(array) != count:
-        raise DataError(f"{what} has {count} images but {len(array)} labels: expected one label per image")
-    if array.dtype.kind in "UO" and all(isinstance(value, str) for value in array.tolist()):
-        return from_names([str(value) for value in array.tolist()], classes, what)
-    return from_numbers(array, classes, what)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise DataError(f"labels of {data_name} are {values!r}: expected one label per image")
+    array = values if isinstance(values, np.ndarray) else np.asarray(list(values))
+    if array.shape != (count,):
+        shape = "×".join(map(str, array.shape)) or "no"
+        raise DataError(
+            f"{data_name} has {count} images but {shape} labels: expected one label per image"
+        )
+    items = array.tolist()
+    if array.dtype.kind in "UO" and all(isinstance(item, str) for item in items):
+        return from_names(items, classes, data_name)
+    return _from_numbers(array, classes, data_name)
 
 
-def share_no_name(names: Iterable[str], classes: Sequence[str]) -> bool:
-    """Whether no name is that of a class, whatever its case."""
-    return {canonical(name).casefold() for name in classes}.isdisjoint(canonical(name).casefold() for name in names)
-
-
-def match(own: Labels, classes: Sequence[str], open_set: bool, what: str) -> Tensor:
-    """Labels that index `classes`: by name, or by position if the data has numbers only, or a list has numbers and
-    lies in folders of which none is named as a class.
+def match(
+    labels: Labels,
+    classes: Sequence[str],
+    open_set: bool,
+    data_name: str,
+) -> Tensor:
+    """Labels that index `classes`: by name, or by position if the data has numbers only.
 
     Images of other classes get the label K = len(classes) with `open_set`, and are refused without. Only classes that
     have images count. Labels that were matched already stay as they are.
     """
     K = len(classes)
-    place = {canonical(name): i for i, name in enumerate(classes)}
-    folded = {name.casefold(): name for name in classes}
-    names = [*own.classes, "unknown"]  # matched before with `open_set`: the label after the last class
-    present = [names[i].casefold() for i in own.labels.unique().tolist()]
-    by_name = own.named and not (own.guessed and folded.keys().isdisjoint(present))
-    if by_name:
-        target = [place.get(canonical(name), K) for name in own.classes]
+    if labels.named:
+        model = ClassNames(classes)
+        table = [model.index.get(canonical(name), K) for name in labels.classes]
+        hint = "check the names (upper and lower case differ)"
     else:
-        target = [min(i, K) for i in range(len(own.classes))]
-    labels = torch.tensor([*target, K], dtype=torch.long)[own.labels]
-    if by_name and own.guessed and bool((labels != own.labels.clamp(max=K)).any()):
-        log.warning("%s numbers its classes otherwise than the model: the names of its folders count", what)
-    if own.guessed and not by_name:
-        log.warning("%s lies in folders that are not named as the model's classes: its numbers count", what)
-    unknown = [names[i] for i in own.labels[labels == K].unique().tolist()]
+        table = [min(number, K) for number in range(len(labels.classes))]
+        hint = f"check the labels (the model knows 0 to {K - 1})"
+    names = [
+        *labels.classes,
+        "unknown",
+    ]  # after a first match, K is the label of unknown classes
+    matched = torch.tensor([*table, K])[labels.labels]
+    unknown = [names[number] for number in labels.labels[matched == K].unique().tolist()]
     if unknown and not open_set:
-        hint = "check the folder names" if by_name else f"check the labels (the model knows 0 to {K - 1})"
-        meant = [f"{name} for {folded[name.casefold()]}" for name in unknown if name.casefold() in folded]
-        if by_name and meant:
-            raise DataError(f"{what} has {some(meant)}: class names must have the case that the model's have")
         raise DataError(
-            f"{what} has {_count(unknown)} the model does not know ({some(unknown)}): pass --open-set, or {hint}"
+            f"{data_name} has {class_count(unknown)} that the model does not know: "
+            f"pass --open-set, or {hint}"
         )
-    return labels
+    return matched
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
     """The first few names of many."""
-    shown = ", ".join(one_line(name) for name in names[:most])
-    return f"{shown}, …" if len(names) > most else shown
+    listed = ", ".join(one_line(name) for name in names[:most])
+    return f"{listed}, …" if len(names) > most else listed
 
 
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
+def class_count(names: Sequence[str]) -> str:
+    """The number of classes and the first few names."""
+    noun = "class" if len(names) == 1 else "classes"
+    return f"{len(names)} {noun} ({some(names)})"
 
 
-def _integers(numbers: Any, what: str) -> Tensor:
-    if isinstance(numbers, Tensor):
-        numbers = numbers.detach().cpu().numpy()
-    array = np.asarray(numbers)
-    if array.dtype.kind == "f" and array.size and np.isfinite(array).all() and (array == np.round(array)).all():
+def _from_numbers(
+    array: np.ndarray,
+    classes: Sequence[str] | None,
+    data_name: str,
+) -> Labels:
+    """Labels that are numbers already; without `classes` they are named '0', '1', …"""
+    if (
+        array.dtype.kind == "f"
+        and np.isfinite(array).all()
+        and (array == np.round(array)).all()
+    ):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu" or array.size == 0:
-        raise DataError(f"labels of {what} are {array.dtype}: expected whole numbers or class names")
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{what} has the label {array.max()}: labels must be below {MAX_CLASSES}")
-    return torch.from_numpy(array.astype(np.int64))
+        expected = "expected whole numbers or class names"
+        raise DataError(f"labels of {data_name} are {array.dtype}: {expected}")
+    table = None if classes is None else checked_classes(classes)
+    most = MAX_CLASSES if table is None else len(table)
+    low = int(array.min())
+    high = int(array.max())
+    if low < 0 or high >= most:
+        expected = f"expected numbers from 0 to {most - 1}"
+        raise DataError(f"{data_name} has labels from {low} to {high}: {expected}")
+    labels = torch.from_numpy(array.astype(np.int64))
+    if table is None:
+        return Labels(labels, tuple(str(i) for i in range(high + 1)), False)
+    return Labels(labels, table, True)

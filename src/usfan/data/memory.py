@@ -1,4 +1,4 @@
-"""How much memory is free, and so where a set of decoded images goes."""
+"""Free memory, and the place that it leaves for a set of decoded images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import torch
 Place = Literal["device", "pinned", "host", "disk"]
 
 
-def choose_place(size: int, device: torch.device, share: float) -> Place:
+def choose_place(
+    size: int,
+    device: torch.device,
+    share: float,
+) -> Place:
     """The fastest place whose free memory holds `size` bytes within `share` of it.
 
     Torch rounds pinned memory up to a power of two; if only the plain size fits, plain host memory is used.
@@ -39,7 +43,9 @@ def _machine_memory() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # what is free is not told: take half
+    return (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    )  # what is free is not told: take half
 
 
 def _container_memory(folder: Path) -> int | None:

@@ -11,16 +11,39 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset
 
-from usfan.data import datasets, folders, lists
+from usfan.data import folders, lists
 from usfan.data.arrays import image_array
-from usfan.data.decoding.decode import SUFFIXES, one_line, to_tensor
+from usfan.data.datasets import read_dataset
+from usfan.data.decoding.decode import is_image_name, one_line, to_tensor
 from usfan.data.images import ArrayImages, FileImages, Images
-from usfan.data.labels import Labels, canonical, checked_classes, from_given, from_names, match, share_no_name, some
+from usfan.data.labels import (
+    ClassNames,
+    Labels,
+    LabelValues,
+    check_numbering,
+    checked_classes,
+    from_names,
+    from_values,
+    match,
+    some,
+)
 from usfan.errors import DataError
 
 log = logging.getLogger(__name__)
+
+ImageSource = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | np.ndarray
+    | Tensor
+    | tuple[np.ndarray | Tensor, LabelValues]
+    | Dataset[object]
+    | Iterable[object]
+)
+"""Whatever `ImageData` takes: a path, paths, an array, an array with labels, or an object that hands out images."""
 
 
 class ImageData:
@@ -48,19 +71,19 @@ class ImageData:
         name: What messages call the data.
     """
 
+    images: Images
+    """The pictures behind this data."""
     classes: tuple[str, ...] | None
     """The class names; without labels None, or those that were given."""
     labels: Tensor | None
     """LongTensor[N], indices into `classes`; after `match_classes(open_set=True)`, K = len(classes) is unknown."""
-    paths: list[str] | None
-    """Absolute paths of file-backed images, else None."""
     unreadable: dict[str, str]
     """The images that were found unreadable when they were decoded, and why. Subsets and copies share it."""
 
     def __init__(
         self,
-        source: Any,
-        labels: Any = None,
+        source: ImageSource,
+        labels: LabelValues | None = None,
         *,
         classes: Sequence[str] | None = None,
         unlabelled: bool = False,
@@ -69,62 +92,93 @@ class ImageData:
         name: str | None = None,
     ):
         if unlabelled and labels is not None:
-            raise DataError("unlabelled= says to ignore labels, and labels= gives some: choose one")
+            raise DataError(
+                "unlabelled= says to ignore labels, and labels= gives some: choose one"
+            )
         base = None if root is None else os.path.abspath(os.fspath(root))
-        found = _find(source, labels, None if unlabelled else classes, base, name, unlabelled)
-        self._images = found.images
-        self.name = found.name
-        self.strict = strict
-        self.unreadable = {}
-        self.paths = found.images.paths if isinstance(found.images, FileImages) else None
-        self._set_labels(None if unlabelled else found.labels)
+        content = _open(source, labels, None if unlabelled else classes, base, name, unlabelled)
+        self._fill(content.images, None if unlabelled else content.labels, content.name, strict)
         if classes is not None and self.labels is None:
             self.classes = checked_classes(classes)
 
+    @classmethod
+    def of(
+        cls,
+        images: Images,
+        labels: Labels | None,
+        name: str,
+        *,
+        strict: bool = False,
+    ) -> ImageData:
+        """Images and labels that were checked before."""
+        data = cls.__new__(cls)
+        data._fill(images, labels, name, strict)
+        return data
+
+    def _fill(
+        self,
+        images: Images,
+        labels: Labels | None,
+        name: str,
+        strict: bool,
+    ) -> None:
+        self.images = images
+        self._set_labels(labels)
+        self.name = name
+        self.strict = strict
+        self.unreadable = {}
+
     def _set_labels(self, labels: Labels | None) -> None:
+        self._labels = labels
         self.labels = None if labels is None else labels.labels
         self.classes = None if labels is None else labels.classes
-        self._named = labels is not None and labels.named
-        self._guessed = labels is not None and labels.guessed
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     def __repr__(self) -> str:
         classes = "no labels" if self.labels is None else f"{len(self.classes or ())} classes"
         return f"ImageData({self.name!r}: {len(self)} images, {classes})"
 
-    @property
-    def images(self) -> Images:
-        """The pictures behind this data."""
-        return self._images
-
     def load(self, i: int, channels: int = 3) -> Tensor:
         """Image `i` as uint8 channels×H×W, RGB (3) or grey (1). Raises `UnreadableImage`, which names the file."""
         if not 0 <= i < len(self):
             raise IndexError(f"{self.name} has {len(self)} images: there is no image {i}")
-        return to_tensor(self._images.picture(i, channels))
+        return to_tensor(self.images.picture(i, channels))
 
     def where(self, i: int) -> str:
         """The path of image `i`, or its place in the array or dataset."""
-        return self._images.where(i)
+        return self.images.where(i)
 
-    def subset(self, indices: Any) -> ImageData:
+    @property
+    def paths(self) -> list[str] | None:
+        """Absolute paths of file-backed images, else None."""
+        return self.images.paths if isinstance(self.images, FileImages) else None
+
+    def subset(
+        self, indices: Sequence[int] | Sequence[bool] | np.ndarray | Tensor
+    ) -> ImageData:
         """The images at these positions, in this order; a boolean mask works too. The classes stay the same."""
         index = torch.as_tensor(indices)
         if index.dtype == torch.bool:
             if index.shape != (len(self),):
-                raise DataError(f"a mask over {self.name} needs {len(self)} entries, not {tuple(index.shape)}")
-            index = index.nonzero().flatten()
+                shape = tuple(index.shape)
+                raise DataError(
+                    f"a mask over {self.name} needs {len(self)} entries, not {shape}"
+                )
+            index = index.nonzero()
         index = index.to("cpu", torch.long).flatten()
         if len(index) == 0:
             raise DataError(f"no images of {self.name} were chosen")
         if int(index.min()) < 0 or int(index.max()) >= len(self):
-            raise DataError(f"{self.name} has {len(self)} images: positions must be from 0 to {len(self) - 1}")
+            last = len(self) - 1
+            raise DataError(
+                f"{self.name} has {len(self)} images: positions must be from 0 to {last}"
+            )
         part = copy.copy(self)
-        part._images = self._images.take(index.tolist())
-        part.paths = part._images.paths if isinstance(part._images, FileImages) else None
-        part.labels = None if self.labels is None else self.labels[index]
+        part.images = self.images.take(index.tolist())
+        if self._labels is not None:
+            part._set_labels(self._labels._replace(labels=self._labels.labels[index]))
         return part
 
     def without_labels(self) -> ImageData:
@@ -144,11 +198,13 @@ class ImageData:
 
         Folders of a camera (`100CANON`) are no classes: such images are unlabelled, and one line in the log says so.
         """
-        if self.labels is None or self.classes is None:
+        labels = self._labels
+        if labels is None:
             return self
         table = checked_classes(classes)
-        present = [self.classes[i] for i in self.labels.unique().tolist() if i < len(self.classes)]
-        if self._named and not self._guessed and share_no_name(present, table):
+        numbers = labels.labels.unique().tolist()
+        present = [labels.classes[i] for i in numbers if i < len(labels.classes)]
+        if labels.named and not ClassNames(table).has_any(present):
             log.warning(
                 "%s: none of its folders or labels (%s) is named as a class of the model (%s): taken as unlabelled",
                 *(self.name, some(present), some(table)),
@@ -159,11 +215,11 @@ class ImageData:
     def unknown_names(self, classes: Sequence[str]) -> list[str]:
         """Its class names that are not among `classes`; none if no name is, or if labels are numbers. The labels
         themselves are not looked at."""
-        names = self.classes if self._named and not self._guessed else None
-        if names is None or share_no_name(names, classes):
+        model = ClassNames(classes)
+        labels = self._labels
+        if labels is None or not labels.named or not model.has_any(labels.classes):
             return []
-        known = {canonical(name) for name in classes}
-        return [name for name in names if canonical(name) not in known]
+        return [name for name in labels.classes if model.number(name) is None]
 
     def match_classes(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """The same images with labels that index `classes`, a model's class list.
@@ -172,9 +228,13 @@ class ImageData:
         other classes get the label `len(classes)` with `open_set`; without it they are an error.
         """
         table = checked_classes(classes)
-        if self.labels is None or self.classes is None:
-            raise DataError(f"{self.name} has no labels to match: expected class folders, or a list with labels")
-        labels = match(Labels(self.labels, self.classes, self._named, self._guessed), table, open_set, self.name)
+        if self._labels is None:
+            raise DataError(
+                f"{self.name} has no labels to match: expected class folders, or a list with labels"
+            )
+        labels = match(self._labels, table, open_set, self.name)
+        if not self._labels.named and self.paths is not None:
+            check_numbering(self.paths, labels, table, self.name)
         part = copy.copy(self)
         part._set_labels(Labels(labels, table, True))
         return part
@@ -185,95 +245,111 @@ class ImageData:
         Files: path below their common folder, size, time of change, and the content of a few; see `FileImages.digest`.
         Arrays: every byte. Dataset objects: every picture, so each is decoded for it.
         """
-        return self._images.digest()
+        return self.images.digest()
 
 
-class _Found(NamedTuple):
+class _Content(NamedTuple):
     images: Images
     labels: Labels | None
     name: str
 
 
-def _find(
-    source: Any, labels: Any, classes: Sequence[str] | None, root: str | None, name: str | None, unlabelled: bool
-) -> _Found:
+def _open(
+    source: Any,
+    labels: LabelValues | None,
+    classes: Sequence[str] | None,
+    root: str | None,
+    name: str | None,
+    unlabelled: bool,
+) -> _Content:
     if labels is None and _is_pair(source):
         source, labels = source
-    if isinstance(source, (str, os.PathLike)):
-        if not os.fspath(source):
-            raise DataError("the path of the data is empty: expected a folder, an image or a list file")
-        if labels is not None:
-            raise DataError("labels= goes with arrays and sequences of paths; folders and lists bring their own")
-        return _from_path(os.path.abspath(os.path.expanduser(os.fspath(source))), classes, root, name, unlabelled)
-    if _is_paths(source):
-        return _from_paths([os.fspath(path) for path in source], labels, classes, root, name or "paths")
-    if root is not None:
-        raise DataError("root= goes with folders, lists and paths, not with images in memory")
-    if isinstance(source, (np.ndarray, torch.Tensor)):
-        name = name or "array"
-        pixels = image_array(source, name)
-        own = None if labels is None else from_given(labels, classes, len(pixels), name)
-        return _Found(ArrayImages(pixels, name), own, name)
-    if labels is not None:
-        raise DataError("labels= goes with arrays and sequences of paths; a dataset brings its own")
-    name = name or type(source).__name__
-    if isinstance(source, dict):
-        raise DataError(f"{name} is a dict (of splits?): give one of its datasets, such as data['train']")
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
-    source = datasets.behind_loader(source)
-    if datasets.is_hugging_face(source):
-        return _Found(*datasets.from_hugging_face(source, classes, name), name)
-    if hasattr(source, "__getitem__") and not isinstance(source, IterableDataset):
-        return _Found(*datasets.from_dataset(source, classes, name), name)
-    if isinstance(source, Iterable):
-        return _Found(*datasets.from_iterable(source, classes, name), name)
-    raise DataError(f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths")
+    is_path = isinstance(source, (str, os.PathLike))
+    is_array = isinstance(source, (np.ndarray, torch.Tensor))
+    has_paths = _is_paths(source)
+    if labels is not None and not is_array and not has_paths:
+        raise DataError(
+            "labels= goes with arrays and sequences of paths; folders, lists and datasets bring their own"
+        )
+    if is_path:
+        return _from_path(os.fspath(source), classes, root, name, unlabelled)
+    images: Images
+    if has_paths:
+        name = name or "paths"
+        images = FileImages(_checked_files(source, root, name))
+    elif root is not None:
+        raise DataError("root= goes with folders, lists and paths, not with images in memory")
+    elif is_array:
+        name = name or "array"
+        images = ArrayImages(image_array(source, name), name)
+    else:
+        name = name or type(source).__name__
+        return _Content(*read_dataset(source, classes, name), name)
+    table = None if labels is None else from_values(labels, classes, len(images), name)
+    return _Content(images, table, name)
 
 
 def _from_path(
-    path: str, classes: Sequence[str] | None, root: str | None, name: str | None, unlabelled: bool
-) -> _Found:
+    path: str,
+    classes: Sequence[str] | None,
+    root: str | None,
+    name: str | None,
+    unlabelled: bool,
+) -> _Content:
+    if not path:
+        raise DataError(
+            "the path of the data is empty: expected a folder, an image or a list file"
+        )
+    path = os.path.abspath(os.path.expanduser(path))
+    file_name = os.path.basename(path)
+    labels = None
     if os.path.isdir(path):
-        name = name or os.path.basename(path) or path
-        found = folders.scan(path, unlabelled=unlabelled)
-        own = None if found.names is None else from_names(found.names, classes, name)
-        lists.check_root(found.paths, root)
-        return _Found(FileImages(found.paths), own, name)
-    if path.lower().endswith(tuple(SUFFIXES)) and os.path.isfile(path):
-        lists.check_root([path], root)
-        return _Found(FileImages([path]), None, name or os.path.basename(path))
-    if os.path.isfile(path):
-        name = name or os.path.splitext(os.path.basename(path))[0]
-        paths, own = lists.read(path, root, classes)
-        return _Found(FileImages(paths), own, name)
-    raise DataError(f"no such folder, image or list file: {one_line(path)}")
+        name = name or file_name or path
+        paths, names = folders.scan(path, unlabelled=unlabelled)
+        if names is not None:
+            labels = from_names(names, classes, name)
+    elif not os.path.isfile(path):
+        raise DataError(f"no such folder, image or list file: {one_line(path)}")
+    elif is_image_name(path):
+        name = name or file_name
+        paths = [path]
+    else:
+        name = name or os.path.splitext(file_name)[0]
+        paths, labels = lists.read(path, root, classes)
+    lists.check_root(paths, root)
+    return _Content(FileImages(paths), labels, name)
 
 
-def _from_paths(given: list[str], labels: Any, classes: Sequence[str] | None, root: str | None, name: str) -> _Found:
-    paths = lists.resolve(given, root or os.getcwd())
+def _checked_files(
+    source: Iterable[str | os.PathLike[str]],
+    root: str | None,
+    name: str,
+) -> list[str]:
+    paths = lists.resolve([os.fspath(path) for path in source], root or os.getcwd())
     lists.check_root(paths, root)
     for i, path in enumerate(paths):
         if not os.path.isfile(path):
             raise DataError(f"{name}: no such file: {one_line(path)} (item {i})")
-    own = None if labels is None else from_given(labels, classes, len(paths), name)
-    return _Found(FileImages(paths), own, name)
+    return paths
 
 
-def _is_pair(source: Any) -> bool:
+def _is_pair(source: object) -> bool:
     """Whether these are images and their labels: an array of pictures, and a row of numbers or names."""
-    if not isinstance(source, tuple) or len(source) != 2 or not isinstance(source[0], (np.ndarray, torch.Tensor)):
+    if not isinstance(source, tuple) or len(source) != 2:
         return False
     images, labels = source
-    row = getattr(labels, "ndim", 0) == 1 or (
-        isinstance(labels, (list, tuple)) and all(isinstance(label, (int, str)) for label in labels)
-    )
-    return images.ndim >= 3 and row
+    if not isinstance(images, (np.ndarray, torch.Tensor)) or images.ndim < 3:
+        return False
+    if isinstance(labels, (list, tuple)):
+        return all(isinstance(label, (int, str)) for label in labels)
+    return getattr(labels, "ndim", 0) == 1
 
 
-def _is_paths(source: Any) -> bool:
+def _is_paths(source: object) -> bool:
     if isinstance(source, np.ndarray):
         return source.dtype.kind == "U" and source.ndim == 1
-    return (
-        isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(p, (str, os.PathLike)) for p in source)
-    )
+    if not isinstance(source, (list, tuple)) or not source:
+        return False
+    return all(isinstance(path, (str, os.PathLike)) for path in source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from usfan.data.decoding.decode import UnreadableImage, one_line, squared, to_tensor
-from usfan.data.decoding.pool import CHUNK, can_start, decode_in_processes
+from usfan.data.decoding.pool import CHUNK, decode_in_processes
 from usfan.data.images import ArrayImages, FileImages
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
@@ -68,7 +67,9 @@ def stream(
         raise DataError(f"channels must be 1 or 3, not {channels}")
     order = list(range(len(data))) if indices is None else [int(i) for i in indices]
     if order and not 0 <= min(order) <= max(order) < len(data):
-        raise DataError(f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}")
+        raise DataError(
+            f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}"
+        )
     lost: list[Skipped] = [] if skipped is None else skipped
     before = len(lost)
     with closing(_chunks(data, order, size, channels, workers)) as chunks:
@@ -80,26 +81,42 @@ def stream(
         )
 
 
-def report_skipped(unreadable: Mapping[str, str], total: int, most: int | None = None) -> list[str]:
+def report_skipped(
+    unreadable: Mapping[str, str],
+    total: int,
+    most: int | None = None,
+) -> list[str]:
     """Lines for the user: each file by name (the first `most`), and how many of how many at the end."""
     if not unreadable:
         return []
-    lines = [f"cannot read {one_line(path)}: {reason}" for path, reason in itertools.islice(unreadable.items(), most)]
-    if len(lines) < len(unreadable):
-        lines.append(f"… and {len(unreadable) - len(lines)} more")
-    return [*lines, f"skipped {len(unreadable)} unreadable file{'s' if len(unreadable) > 1 else ''} of {total} images"]
+    lines = [f"cannot read {one_line(path)}: {reason}" for path, reason in unreadable.items()]
+    hidden = 0 if most is None else max(0, len(lines) - most)
+    if hidden:
+        lines[most:] = [f"… and {hidden} more"]
+    noun = "file" if len(unreadable) == 1 else "files"
+    return [*lines, f"skipped {len(unreadable)} unreadable {noun} of {total} images"]
 
 
-def worker_count(data: ImageData, count: int, workers: int | None) -> int:
-    """How many processes to decode `count` images of the data with; 0 is this one."""
+def worker_count(
+    data: ImageData,
+    count: int,
+    workers: int | None,
+) -> int:
+    """Number of processes that decode `count` images of the data; 0 is this process."""
     if workers is not None and workers < 0:
         raise DataError(f"workers must be 0 or more, not {workers}")
-    if not isinstance(data.images, FileImages) or not can_start():
+    if not isinstance(data.images, FileImages):
         return 0
     if workers is not None:
         return workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if count < SMALL else min(cores, MOST_WORKERS)
+    if count < SMALL:
+        return 1
+    cores = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else range(os.cpu_count() or 1)
+    )
+    return min(len(cores), MOST_WORKERS)
 
 
 def _batches(
@@ -110,57 +127,67 @@ def _batches(
     progress: Callable[[int], None] | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Leave out what could not be read, and cut what remains into batches of one size."""
-    index, pixels, filled = None, None, 0
+    index = torch.empty(0, dtype=torch.long)
+    pixels: list[Tensor] = []
     for chunk in chunks:
-        for position, reason in zip(chunk.positions, chunk.reasons, strict=True):
-            if reason is not None:
-                if data.strict:
-                    raise UnreadableImage(data.where(position), reason)
-                lost.append(Skipped(data.where(position), reason))
-                data.unreadable[data.where(position)] = reason
-        good = [row for row, reason in enumerate(chunk.reasons) if reason is None]
-        start = 0
-        while start < len(good):
-            if index is None or pixels is None:
-                index = torch.empty(batch_size, dtype=torch.long)
-                pixels = chunk.pixels.new_empty((batch_size, *chunk.pixels.shape[1:]))
-            rows = good[start : start + batch_size - filled]
-            end = filled + len(rows)
-            index[filled:end] = torch.tensor([chunk.positions[row] for row in rows])
-            whole = len(rows) == rows[-1] - rows[0] + 1  # mostly: then one copy does
-            pixels[filled:end] = chunk.pixels[rows[0] : rows[-1] + 1] if whole else chunk.pixels[rows]
-            start, filled = start + len(rows), end
-            if filled == batch_size:
-                yield index, pixels
-                index, pixels, filled = None, None, 0
+        readable = []
+        for row, (position, reason) in enumerate(
+            zip(chunk.positions, chunk.reasons, strict=True)
+        ):
+            if reason is None:
+                readable.append(row)
+                continue
+            where = data.where(position)
+            if data.strict:
+                raise UnreadableImage(where, reason)
+            lost.append(Skipped(where, reason))
+            data.unreadable[where] = reason
+        index = torch.cat([index, torch.tensor(chunk.positions)[readable]])
+        pixels.append(chunk.pixels[readable])  # a copy: the chunk may be overwritten
+        if len(index) >= batch_size:
+            stop = len(index) - len(index) % batch_size
+            rows = torch.cat(pixels)
+            yield from zip(
+                index[:stop].split(batch_size), rows[:stop].split(batch_size), strict=True
+            )
+            index = index[stop:]
+            pixels = [rows[stop:]]
         if progress is not None:
             progress(len(chunk.positions))
-    if index is not None and pixels is not None and filled:
-        yield index[:filled], pixels[:filled]
+    if len(index):
+        yield index, torch.cat(pixels)
 
 
 def _chunks(
-    data: ImageData, order: list[int], size: int, channels: int, workers: int | None
+    data: ImageData,
+    order: list[int],
+    size: int,
+    channels: int,
+    workers: int | None,
 ) -> Generator[_Chunk, None, None]:
-    count = worker_count(data, len(order), workers)
+    processes = worker_count(data, len(order), workers)
     images = data.images
-    if count and isinstance(images, FileImages):
+    if processes and isinstance(images, FileImages):
         paths = [images.paths[i] for i in order]
-        with closing(decode_in_processes(paths, size=size, channels=channels, workers=count)) as decoded:
-            for at, reasons, pixels in decoded:
-                yield _Chunk(order[at : at + len(reasons)], reasons, pixels)
-        return
-    plain = isinstance(images, ArrayImages) and images.fits(size, channels)
-    step = 1024 if plain else CHUNK
-    for at in range(0, len(order), step):
-        positions = order[at : at + step]
-        if isinstance(images, ArrayImages) and plain:
+        decoding = decode_in_processes(paths, size=size, channels=channels, workers=processes)
+        with closing(decoding) as decoded:
+            for start, reasons, pixels in decoded:
+                yield _Chunk(order[start : start + len(reasons)], reasons, pixels)
+    elif isinstance(images, ArrayImages) and images.fits(size, channels):
+        for start in range(0, len(order), 1024):
+            positions = order[start : start + 1024]
             yield _Chunk(positions, [None] * len(positions), images.rows(positions))
-        else:
-            yield _decoded_here(data, positions, size, channels)
+    else:
+        for start in range(0, len(order), CHUNK):
+            yield _decoded_here(data, order[start : start + CHUNK], size, channels)
 
 
-def _decoded_here(data: ImageData, positions: list[int], size: int, channels: int) -> _Chunk:
+def _decoded_here(
+    data: ImageData,
+    positions: list[int],
+    size: int,
+    channels: int,
+) -> _Chunk:
     pixels = torch.empty((len(positions), channels, size, size), dtype=torch.uint8)
     reasons: list[str | None] = []
     for row, position in enumerate(positions):

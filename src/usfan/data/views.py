@@ -1,4 +1,4 @@
-"""What the network sees of a picture: crops and flips on the device, drawn per sample, in one gather.
+"""Views of a picture for the network: crops and flips on the device, drawn per sample, in one gather.
 
 A draw is a function of (seed, epoch, sample number): the same in one process or eight, resumed or not, CPU or GPU.
 It comes from a 64-bit mixing function on integer tensors, not from a generator that would have to be carried along.
@@ -38,19 +38,33 @@ class InputSpec:
     """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop", "shift-turn" (USPS as a
     source, SHOT) or "none" (digits)."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of one input of the network."""
+        return self.channels, self.size, self.size
+
+    @property
+    def shape_text(self) -> str:
+        return "×".join(map(str, self.shape))
+
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            value = (value,) if isinstance(value, (int, float)) else tuple(float(v) for v in value)
-            object.__setattr__(self, name, value)
-            if len(value) != self.channels or not all(map(math.isfinite, value)) or (name == "std" and min(value) <= 0):
+            numbers = (value,) if isinstance(value, (int, float)) else value
+            numbers = tuple(float(number) for number in numbers)
+            object.__setattr__(self, name, numbers)
+            is_valid = all(math.isfinite(x) and (name == "mean" or x > 0) for x in numbers)
+            if len(numbers) != self.channels or not is_valid:
                 kind = "positive numbers" if name == "std" else "numbers"
-                raise ConfigError(f"InputSpec: {name} must hold {self.channels} {kind}, one per channel; got {value}")
-        for name, least in (("channels", 1), ("size", 1), ("resize", self.size)):
+                expected = f"{self.channels} {kind}, one per channel"
+                raise ConfigError(f"InputSpec: {name} must hold {expected}; got {numbers}")
+        for name in ("channels", "size", "resize"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                what = "at least the size" if name == "resize" else "a whole number from 1 on"
-                raise ConfigError(f"InputSpec: {name} must be {what}; got {value!r}")
+            if type(value) is not int or value < 1:
+                expected = "a whole number from 1 on"
+                raise ConfigError(f"InputSpec: {name} must be {expected}; got {value!r}")
+        if self.resize < self.size:
+            raise ConfigError(f"InputSpec: resize must be at least the size; got {self.resize}")
         one_of("InputSpec: augment", self.augment, VIEWS)
 
 
@@ -67,7 +81,12 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def keyed_integers(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -> Tensor:
+def keyed_integers(
+    seed: int,
+    epoch: int | Tensor,
+    sample: Tensor,
+    stream: int,
+) -> Tensor:
     """One non-negative integer per sample, from (seed, epoch, sample, stream)."""
     if isinstance(epoch, int):  # times _ADD it may not fit in 64 bits; a tensor wraps around
         epoch = torch.full_like(sample, epoch)
@@ -76,7 +95,12 @@ def keyed_integers(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) 
     return _mix(x + sample * _ADD) & _MASK
 
 
-def keyed_uniform(seed: int, epoch: int | Tensor, sample: Tensor, stream: int) -> Tensor:
+def keyed_uniform(
+    seed: int,
+    epoch: int | Tensor,
+    sample: Tensor,
+    stream: int,
+) -> Tensor:
     """One number in [0, 1) per sample."""
     return (keyed_integers(seed, epoch, sample, stream) >> 39).float() / (1 << 24)
 
@@ -95,7 +119,14 @@ def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
 
 
 def normalised_crops(
-    pixels: Tensor, rows: Tensor, samples: Tensor, size: int, seed: int, epoch: Tensor, mean: Tensor, std: Tensor
+    pixels: Tensor,
+    rows: Tensor,
+    samples: Tensor,
+    size: int,
+    seed: int,
+    epoch: Tensor,
+    mean: Tensor,
+    std: Tensor,
 ) -> Tensor:
     """`normalise(crop_flip(…))` of tensors and numbers alone, for a compiler."""
     return (crop_flip(pixels, rows, samples, size, seed, epoch).float() - mean) / std
@@ -108,11 +139,18 @@ def centre(pixels: Tensor, size: int) -> Tensor:
 
 
 def normalised_centres(
-    pixels: Tensor, rows: Tensor, size: int, mean: Tensor, std: Tensor, channels_last: bool
+    pixels: Tensor,
+    rows: Tensor,
+    size: int,
+    mean: Tensor,
+    std: Tensor,
+    channels_last: bool,
 ) -> Tensor:
     """`test_view(pixels[rows])` of tensors and numbers alone, for a compiler."""
     view = (centre(pixels[rows], size).float() - mean) / std
-    return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return view.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:
@@ -124,7 +162,12 @@ test_view.__test__ = False  # type: ignore[attr-defined]  # a view, not a test
 
 
 def train_view(
-    pixels: Tensor, rows: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor
+    pixels: Tensor,
+    rows: Tensor,
+    samples: Tensor,
+    spec: InputSpec,
+    seed: int,
+    epoch: int | Tensor,
 ) -> Tensor:
     """Random views of pixels[rows]; `samples` are the numbers that key the draws."""
     if spec.augment == "none":
@@ -136,51 +179,85 @@ def train_view(
     return normalise(crop_flip(pixels, rows, samples, spec.size, seed, epoch), spec)
 
 
-def crop_flip(pixels: Tensor, rows: Tensor, samples: Tensor, size: int, seed: int, epoch: int | Tensor) -> Tensor:
+def crop_flip(
+    pixels: Tensor,
+    rows: Tensor,
+    samples: Tensor,
+    size: int,
+    seed: int,
+    epoch: int | Tensor,
+) -> Tensor:
     """Per sample: a crop of size×size at a random place, flipped left to right with probability ½. One gather."""
     room = pixels.shape[-1] - size + 1
     top = keyed_integers(seed, epoch, samples, 0) % room
-    left = keyed_integers(seed, epoch, samples, 1) % room
+    start = keyed_integers(seed, epoch, samples, 1) % room
     flip = keyed_integers(seed, epoch, samples, 2) % 2 == 1
     span = torch.arange(size, device=pixels.device)
-    columns = torch.where(flip[:, None], size - 1 - span, span) + left[:, None]
+    columns = torch.where(flip[:, None], size - 1 - span, span) + start[:, None]
     lines = span + top[:, None]
     channels = torch.arange(pixels.shape[1], device=pixels.device)
     return pixels[
-        rows[:, None, None, None], channels[:, None, None], lines[:, None, :, None], columns[:, None, None, :]
+        rows[:, None, None, None],
+        channels[:, None, None],
+        lines[:, None, :, None],
+        columns[:, None, None, :],
     ]
 
 
 def resized_crop(
-    pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor, smallest: float = 0.6
+    pixels: Tensor,
+    samples: Tensor,
+    spec: InputSpec,
+    seed: int,
+    epoch: int | Tensor,
+    smallest: float = 0.6,
 ) -> Tensor:
-    """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size; flipped if asked."""
+    """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size; the augmentation may flip it."""
     u = [keyed_uniform(seed, epoch, samples, stream) for stream in range(5)]
     area = smallest + (1 - smallest) * u[0]
     aspect = torch.exp((2 * u[1] - 1) * math.log(4 / 3))
     width = (area * aspect).sqrt().clamp(max=1)
     height = (area / aspect).sqrt().clamp(max=1)
-    centre_x, centre_y = (2 * u[2] - 1) * (1 - width), (2 * u[3] - 1) * (1 - height)
-    sign = torch.where(u[4] < (0.5 if spec.augment.endswith("flip") else 0.0), -1.0, 1.0)
-    theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
-    theta[:, 0, 0], theta[:, 0, 2], theta[:, 1, 1], theta[:, 1, 2] = width * sign, centre_x, height, centre_y
-    grid = torch.nn.functional.affine_grid(
-        theta, [len(samples), pixels.shape[1], spec.size, spec.size], align_corners=False
-    )
-    view = normalise(pixels, spec)
-    return torch.nn.functional.grid_sample(view, grid, padding_mode="border", align_corners=False)
+    centre_x = (2 * u[2] - 1) * (1 - width)
+    centre_y = (2 * u[3] - 1) * (1 - height)
+    flip_share = 0.5 if spec.augment.endswith("flip") else 0.0
+    sign = torch.where(u[4] < flip_share, -1.0, 1.0)
+    zero = torch.zeros_like(width)
+    box = [width * sign, zero, centre_x, zero, height, centre_y]
+    return transform(normalise(pixels, spec), box, spec.size, padding="border")
 
 
-def shift_turn(pixels: Tensor, samples: Tensor, spec: InputSpec, seed: int, epoch: int | Tensor) -> Tensor:
+def shift_turn(
+    pixels: Tensor,
+    samples: Tensor,
+    spec: InputSpec,
+    seed: int,
+    epoch: int | Tensor,
+) -> Tensor:
     """Per sample: moved by up to a seventh of the side (4 of 28 pixels) each way, turned by up to 10°; black beyond."""
+    side = pixels.shape[-1]
     most = round(spec.size / 7)
-    across, down = (keyed_integers(seed, epoch, samples, stream) % (2 * most + 1) - most for stream in (0, 1))
+    across = keyed_integers(seed, epoch, samples, 0) % (2 * most + 1) - most
+    down = keyed_integers(seed, epoch, samples, 1) % (2 * most + 1) - most
     angle = (2 * keyed_uniform(seed, epoch, samples, 2) - 1) * math.radians(10)
-    theta = torch.zeros(len(samples), 2, 3, device=pixels.device)
-    theta[:, 0, 0], theta[:, 1, 1] = angle.cos(), angle.cos()
-    theta[:, 0, 1], theta[:, 1, 0] = -angle.sin(), angle.sin()
-    theta[:, 0, 2], theta[:, 1, 2] = 2 * across / pixels.shape[-1], 2 * down / pixels.shape[-1]
-    grid = torch.nn.functional.affine_grid(theta, list(pixels.shape), align_corners=False)
-    moved = torch.nn.functional.grid_sample(pixels.float(), grid, align_corners=False)
-    mean, std = statistics(spec, pixels.device)
-    return (centre(moved, spec.size) - mean) / std
+    cos = angle.cos()
+    sin = angle.sin()
+    matrix = [cos, -sin, 2 * across / side, sin, cos, 2 * down / side]
+    turned = transform(pixels.float(), matrix, side, padding="zeros")
+    return normalise(centre(turned, spec.size), spec)
+
+
+def transform(
+    images: Tensor,
+    matrix: list[Tensor],
+    size: int,
+    padding: str,
+) -> Tensor:
+    """Images at the points of an affine map: `matrix` holds its 2×3 entries row by row, each with one number per
+    image."""
+    theta = torch.stack(matrix, dim=1).view(-1, 2, 3)
+    shape = [*images.shape[:2], size, size]
+    grid = torch.nn.functional.affine_grid(theta, shape, align_corners=False)
+    return torch.nn.functional.grid_sample(
+        images, grid, padding_mode=padding, align_corners=False
+    )

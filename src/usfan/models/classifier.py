@@ -1,7 +1,7 @@
 """The network: backbone → bottleneck (Linear + BatchNorm) → weight-normalised linear head, as the SHOT recipe has it.
 
 `forward` returns (features B×D, logits B×K). The head is the hypothesis h of the paper, all before it the extractor g.
-A foreign classifier that ends in a Linear is wrapped, not rebuilt: its own Linear is the head.
+A foreign classifier that ends in a Linear is wrapped, not rebuilt: that Linear is the head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, first_line
 
 
 class Classifier(nn.Module):
@@ -44,7 +44,9 @@ class Classifier(nn.Module):
             linear = nn.Linear(features, bottleneck)
             nn.init.xavier_normal_(linear.weight)
             nn.init.zeros_(linear.bias)
-            self.bottleneck = nn.Sequential(linear, nn.BatchNorm1d(bottleneck), nn.Dropout(dropout))
+            self.bottleneck = nn.Sequential(
+                linear, nn.BatchNorm1d(bottleneck), nn.Dropout(dropout)
+            )
         # The head keeps torch's own initial weight. The recipe means Xavier's, but in its program that touches a copy
         # which weight normalisation overwrites; with Xavier's larger norm the source model is 2 to 8 points worse.
         head = nn.Linear(width, classes, bias=head_bias)
@@ -62,10 +64,14 @@ class Classifier(nn.Module):
 
     def head_tensors(self) -> tuple[Tensor, Tensor | None]:
         """The effective weight K×D and the bias K (or None) of the head."""
-        for hook in self.head._forward_pre_hooks.values():  # torch's older weight normalisation makes the weight in one
+        # torch's older weight normalisation computes the weight in such a hook.
+        for hook in self.head._forward_pre_hooks.values():
             hook(self.head, ())
         bias = self.head.bias
-        return self.head.weight.detach().clone(), None if bias is None else bias.detach().clone()
+        return (
+            self.head.weight.detach().clone(),
+            None if bias is None else bias.detach().clone(),
+        )
 
     def parameter_groups(
         self, lr: float, backbone_scale: float, *, head: bool, tune: str = "all"
@@ -76,10 +82,14 @@ class Classifier(nn.Module):
         everything, "affine" the affine parameters of all BatchNorms and nothing else. `head=False` freezes the head.
         """
         norms = nn.ModuleList(batch_norms(self.backbone))
-        moving = {"all": self.backbone, "norm": norms, "affine": norms, "new": nn.ModuleList()}[tune]
-        after = nn.ModuleList(batch_norms(self.bottleneck)) if tune == "affine" else self.bottleneck
-        backbone = list(moving.parameters())
-        fresh = list(after.parameters()) + (list(self.head.parameters()) if head else [])
+        parts = {"all": self.backbone, "norm": norms, "affine": norms, "new": nn.ModuleList()}
+        backbone = list(parts[tune].parameters())
+        after = self.bottleneck
+        if tune == "affine":
+            after = nn.ModuleList(batch_norms(self.bottleneck))
+        fresh = list(after.parameters())
+        if head:
+            fresh += self.head.parameters()
         self.requires_grad_(False)
         for parameter in (*backbone, *fresh):
             parameter.requires_grad_(True)
@@ -87,7 +97,7 @@ class Classifier(nn.Module):
             {"params": backbone, "lr": lr * backbone_scale, "lr_scale": backbone_scale},
             {"params": fresh, "lr": lr, "lr_scale": 1.0},
         ]
-        return [g for g in groups if g["params"]]
+        return [group for group in groups if group["params"]]
 
 
 class WrappedClassifier(Classifier):
@@ -109,10 +119,18 @@ def find_linear(module: nn.Module, name: str) -> nn.Linear:
     except AttributeError:
         head = None
     if not isinstance(head, nn.Linear):
-        linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)][-4:]
-        what = "is not in the module" if head is None else f"is a {type(head).__name__}, not a Linear"
-        raise ConfigError(f"head {name!r} {what}; its last Linear layers are: {', '.join(linears) or 'none'}")
+        problem = "is not in the module"
+        if head is not None:
+            problem = f"is a {type(head).__name__}, not a Linear"
+        linears = ", ".join(linear_names(module)[-4:]) or "none"
+        raise ConfigError(f"head {name!r} {problem}; its last Linear layers are: {linears}")
     return head
+
+
+def linear_names(module: nn.Module) -> list[str]:
+    """Names of the Linear layers inside a module."""
+    children = module.named_modules()
+    return [name for name, child in children if isinstance(child, nn.Linear) and name]
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -125,14 +143,14 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 
 def guess_head(module: nn.Module) -> str:
-    """The name of the classifier: timm says it itself; else the only Linear there is, else an error that lists them."""
-    names: dict[int, str] = {id(m): n for n, m in module.named_modules()}
+    """The name of the classifier: that of a timm model, else the only Linear; else an error that lists them."""
+    linears = linear_names(module)
     get = getattr(module, "get_classifier", None)
     if callable(get):
         head = get()
-        if isinstance(head, nn.Linear) and id(head) in names:
-            return names[id(head)]
-    linears: list[str] = [n for n, m in module.named_modules() if isinstance(m, nn.Linear) and n]
+        for name in linears:
+            if module.get_submodule(name) is head:
+                return name
     if len(linears) == 1:
         return linears[0]
     raise ConfigError(
@@ -151,12 +169,11 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
             before = module(example)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # the module's own
+        except Exception as error:  # of the module
             module.train(was_training)
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             shape = "×".join(map(str, example.shape[1:]))
             raise ConfigError(
-                f"the module does not take images of {shape} ({reason}): say what it takes, "
+                f"the module does not take images of {shape} ({first_line(error)}): say what it takes, "
                 "spec=usfan.InputSpec(channels, size, resize, mean, std)"
             ) from error
         wrapped = WrappedClassifier(module, name).eval()
@@ -171,10 +188,10 @@ def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> Wrapped
 
 
 def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) -> bool:
-    """Whether the head, applied to what the module gives without it, gives the module's own output."""
+    """Whether the module's output is that of its head, applied to the features."""
     try:
         features, logits = wrapped(example)
-    except Exception:  # the module's own code: what follows the layer may not work without it
+    except Exception:  # of the module: code after the layer may not work without it
         return False
     if not isinstance(output, Tensor) or output.shape != logits.shape or features.ndim != 2:
         return False
@@ -182,40 +199,46 @@ def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) ->
 
 
 def lay_out(classifier: Classifier, example: Tensor) -> Classifier:
-    """Lays it out with the channels last; a foreign module, which may `view` what lies otherwise, only where it gives
-    the same for an example of random pixels, and can train on it."""
+    """Lay out the network with the channels last. A foreign module may depend on the layout, so it is laid out only if
+    it gives the same for an example of random pixels, and can train on it."""
     if not isinstance(classifier, WrappedClassifier):
         return classifier.to(memory_format=torch.channels_last)
-    was_training, kept = classifier.training, [buffer.clone() for buffer in classifier.buffers()]
+    was_training = classifier.training
+    buffers = [buffer.clone() for buffer in classifier.buffers()]
     devices = [example.device] if example.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         example = torch.rand_like(example)
         expected = classifier.eval()(example)
         classifier = classifier.to(memory_format=torch.channels_last)
         classifier.channels_last = runs_laid_out(classifier, example, expected)
-    for buffer, before in zip(classifier.buffers(), kept, strict=True):
+    for buffer, before in zip(classifier.buffers(), buffers, strict=True):
         buffer.copy_(before)
     if not classifier.channels_last:
         plain_layout(classifier)
     return classifier.train(was_training)
 
 
-def runs_laid_out(classifier: Classifier, example: Tensor, expected: tuple[Tensor, Tensor]) -> bool:
+def runs_laid_out(
+    classifier: Classifier, example: Tensor, expected: tuple[Tensor, Tensor]
+) -> bool:
     example = example.contiguous(memory_format=torch.channels_last)
     try:
-        found = classifier.eval()(example)
+        outputs = classifier.eval()(example)
         classifier.train()(example)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # the module's own
+    except Exception:  # of the module
         return False
-    pairs = zip(found, expected, strict=True)
-    return all(bool((a - b).abs().max() <= 1e-2 * b.abs().max() + 1e-6) for a, b in pairs)  # TF32 rounds to 1e-3
+    for output, value in zip(outputs, expected, strict=True):
+        tolerance = 1e-2 * value.abs().max() + 1e-6  # TF32 rounds to 1e-3
+        if not (output - value).abs().max() <= tolerance:
+            return False
+    return True
 
 
 def plain_layout(module: nn.Module) -> None:
-    """Back to torch's own layout. A tensor with one channel counts as laid out either way: its strides tell, and
-    only a new view has those of a new tensor."""
+    """Back to torch's default layout. A tensor with one channel counts as laid out either way; only a new view has the
+    strides of a new tensor."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.ndim == 4:
             tensor.data = tensor.data.contiguous().view(-1).view(tensor.shape)

@@ -46,7 +46,8 @@ def hub_or_cache() -> Iterator[bool]:
         yield False
 
 
-_lock, _inside = threading.Lock(), [0, False]
+_lock = threading.Lock()
+_inside = [0, False]
 """How many blocks of `cache_only` are open, in all threads, and the client's own setting before the first."""
 
 
@@ -57,7 +58,8 @@ def cache_only() -> Iterator[None]:
 
     with _lock:
         if _inside[0] == 0:
-            _inside[1], constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+            _inside[1] = constants.HF_HUB_OFFLINE
+            constants.HF_HUB_OFFLINE = True
         _inside[0] += 1
     try:
         yield

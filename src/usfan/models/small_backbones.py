@@ -39,7 +39,12 @@ class DigitsCNN(nn.Sequential):
     def __init__(self, channels: int = 1) -> None:
         layers: list[nn.Module] = []
         for width in (16, 32, 64):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(channels, width, 3, padding=1),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ]
             channels = width
         super().__init__(*layers, nn.Flatten())
 
@@ -54,7 +59,9 @@ class DTN(nn.Sequential):
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
-        for i, (before, after, dropout) in enumerate([(channels, 64, 0.1), (64, 128, 0.3), (128, 256, 0.5)]):
+        for i, (before, after, dropout) in enumerate(
+            [(channels, 64, 0.1), (64, 128, 0.3), (128, 256, 0.5)]
+        ):
             self.add_module(f"conv{i}", nn.Conv2d(before, after, 5, stride=2, padding=2))
             self.add_module(f"bn{i}", nn.BatchNorm2d(after))
             self.add_module(f"drop{i}", nn.Dropout2d(dropout))
@@ -79,7 +86,11 @@ class CNN13(nn.Module):
             if number:
                 layers += [nn.MaxPool2d(2), nn.Dropout(0.5)]
             for after, kernel, padding in block:
-                layers += [nn.Conv2d(width, after, kernel, padding=padding), nn.BatchNorm2d(after), nn.LeakyReLU(0.1)]
+                layers += [
+                    nn.Conv2d(width, after, kernel, padding=padding),
+                    nn.BatchNorm2d(after),
+                    nn.LeakyReLU(0.1),
+                ]
                 width = after
         self.layers = nn.Sequential(*layers)
 

@@ -1,37 +1,57 @@
 """The charts of the report as matplotlib figures, for notebooks and papers.
 
 Each function takes what `usfan.adapt` returned, or the folder of a run; `data=` brings labels if the model has none.
-A figure shows itself in a notebook, and `figure.savefig(FILE)` writes it. pyplot is not needed, and not touched.
+A figure shows itself in a notebook, and `figure.savefig(FILE)` writes it. The functions neither need pyplot nor change
+matplotlib's settings.
 """
 
 from __future__ import annotations
 
+import colorsys
+import contextlib
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from usfan.artifacts.model import AdaptedModel, SourceModel
-from usfan.data.decoding.decode import decode_file
 from usfan.errors import DataError
-from usfan.evaluation.changes import changed_images
-from usfan.evaluation.samples import sample_tensors, target_labels
-from usfan.report.plots import density
-from usfan.report.read_run import read_run
-from usfan.report.read_samples import Samples
-from usfan.scoring.calibration import calibration_metrics, entropies, reliability_bins
+from usfan.maths.agreement import evenly_spaced
+from usfan.maths.calibration import calibration_metrics, reliability_bins
+from usfan.maths.objectives import entropy
+from usfan.metrics.changes import changed_images
+from usfan.report.image_table import ImageTable, table_of_model
+from usfan.report.run import read_run
+from usfan.store.model import AdaptedModel, SourceModel, as_images
 
-COLOURS = {"correct": "#2a7f62", "incorrect": "#c4453c", "unknown class": "#8a63b5", "all": "#44668c"}
-SERIES = {"probs": ("point estimate", "#8a6d3b"), "posterior": ("posterior", "#44668c")}
+if TYPE_CHECKING:
+    from usfan.store.model import Images
+
+PALETTE = (
+    "#1f5fa8", "#c2410c", "#2b7d4f", "#8a3fa0", "#96700a", "#0b7a86",
+    "#b3275f", "#5a6b16", "#4b4fc4", "#8a4b2c", "#5d6670", "#c0458f",
+)  # fmt: skip
+"""Colours that can be told apart; in the report, the variables --k0 to --k11 of its style sheet."""
+BLUE = PALETTE[0]
+ORANGE = PALETTE[1]
+VIOLET = PALETTE[3]
+GREY = PALETTE[10]
+GROUP_COLOURS = {"correct": BLUE, "incorrect": ORANGE, "unknown class": VIOLET, "all": BLUE}
+SERIES = {"probs": ("point estimate", ORANGE), "posterior": ("posterior", BLUE)}
 WHEN = ("before", "after")
+MARKERS = {"all": ".", "correct": ".", "incorrect": "x", "unknown class": "^"}
+Target = SourceModel | ImageTable | str | Path
 
 
-class ShownFigure(Figure):
+class NotebookFigure(Figure):
     """A matplotlib figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
@@ -40,152 +60,245 @@ class ShownFigure(Figure):
         return buffer.getvalue()
 
 
-def reliability(target: Any, data: Any = None) -> Figure:
+def reliability(
+    target: Target,
+    data: Images | None = None,
+    *,
+    when: Sequence[str] = WHEN,
+) -> Figure:
     """Accuracy against confidence, before and after; point estimate and posterior. Needs labels."""
-    samples = samples_of(target, data)
-    if samples.labels is None:
+    images = images_of(target, data)
+    if images.labels is None:
         raise DataError("a reliability diagram needs labels: give the labelled images, data=…")
-    known = samples.labels < len(samples.classes)
-    figure, panels = new_figure([when for when in WHEN if samples.get(f"probs_{when}") is not None])
-    for when, axes in panels.items():
-        axes.plot([0, 1], [0, 1], linestyle="--", color="0.6", linewidth=1)
-        for series, (name, colour) in SERIES.items():
-            probs = samples.get(f"{series}_{when}")
-            if probs is None:
-                continue
-            bins = reliability_bins(probs[known].float(), samples.labels[known])
-            full = bins.counts > 0
-            share = bins.counts[full].double() / bins.counts.sum()
-            error = calibration_metrics(probs[known].float(), samples.labels[known])["ece"]
-            label = f"{name}, ECE {error:.1f} %"
-            axes.plot(bins.confidence[full], bins.accuracy[full], color=colour, linewidth=1.5, label=label)
-            axes.scatter(bins.confidence[full], bins.accuracy[full], s=(8 + 120 * share).numpy(), color=colour)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
-        axes.legend(frameon=False, fontsize="small", loc="upper left")
+    known = images.labels < len(images.classes)
+    figure, panels = new_panels(images, when, height=3.8)
+    for name, axes in panels.items():
+        axes.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1)
+        for series, (label, colour) in SERIES.items():
+            probs = images.tensors[f"{series}_{name}"]
+            draw_reliability(axes, probs[known], images.labels[known], colour, label)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+        axes.legend(frameon=False)
     return figure
 
 
-def entropy_densities(target: Any, data: Any = None) -> Figure:
+def draw_reliability(
+    axes: Axes,
+    probs: torch.Tensor,
+    labels: torch.Tensor,
+    colour: str,
+    label: str,
+) -> None:
+    """One curve; a larger dot holds more images."""
+    bins = reliability_bins(probs.float(), labels)
+    full = bins.counts > 0
+    confidence = bins.confidence[full].numpy()
+    accuracy = bins.accuracy[full].numpy()
+    share = (bins.counts[full].double() / bins.counts.sum()).numpy()
+    many = share >= 0.005  # a bin of a few images is noise: a dot, but no corner of the line
+    error = calibration_metrics(probs.float(), labels)["ece"]
+    axes.plot(
+        confidence[many], accuracy[many], color=colour, label=f"{label}, ECE {error:.1f} %"
+    )
+    axes.scatter(confidence, accuracy, s=8 + 120 * share, color=colour, clip_on=False)
+
+
+def entropy_densities(
+    target: Target,
+    data: Images | None = None,
+    *,
+    when: Sequence[str] = WHEN,
+) -> Figure:
     """Densities of the posterior's entropy (filled) and the point estimate's (dashed), before and after."""
-    samples = samples_of(target, data)
-    top = math.log(max(len(samples.classes), 2))
-    grid = np.linspace(0, top, 200)
-    figure, panels = new_figure([when for when in WHEN if samples.get(f"entropy_{when}") is not None])
-    for when, axes in panels.items():
-        own, probs = samples.get(f"entropy_{when}"), samples.get(f"probs_{when}")
-        assert own is not None
-        for name, mask in samples.groups(when).items():
-            values = density(own[mask].double().numpy(), grid, len(own))
-            shown = {"all": "posterior"}.get(name, name)
-            axes.fill_between(grid, values, color=COLOURS[name], alpha=0.35, linewidth=0)
-            axes.plot(grid, values, color=COLOURS[name], label=shown)
-            if probs is not None:
-                point = density(entropies(probs[mask]).numpy(), grid, len(own))
-                axes.plot(grid, point, color=COLOURS[name], linestyle="--", linewidth=1)
-        axes.set(xlim=(0, top), ylim=(0, None), xlabel="entropy of the prediction (nats)", ylabel="density")
-        axes.legend(frameon=False, fontsize="small")
+    images = images_of(target, data)
+    highest = math.log(max(len(images.classes), 2))
+    grid = np.linspace(0, highest, 120)
+    figure, panels = new_panels(images, when)
+    for name, axes in panels.items():
+        posterior = images.tensors[f"entropy_{name}"].double().numpy()
+        point = entropy(images.tensors[f"probs_{name}"].double()).numpy()
+        for group, mask in images.groups(name).items():
+            colour = GROUP_COLOURS[group]
+            label = "posterior" if group == "all" else group
+            curve = density(posterior[mask], grid, len(posterior))
+            axes.fill_between(grid, curve, color=colour, alpha=0.16, linewidth=0)
+            axes.plot(grid, curve, color=colour, label=label)
+            curve = density(point[mask], grid, len(posterior))
+            axes.plot(grid, curve, color=colour, linestyle="--", linewidth=1)
+        axes.set(xlim=(0, highest), ylim=(0, None), ylabel="density")
+        axes.set_xlabel("entropy of the prediction (nats)")
+        axes.locator_params(axis="x", nbins=5)
+        axes.legend(frameon=False)
     return figure
 
 
-def feature_map(target: Any, data: Any = None, *, most: int = 5000) -> Figure:
+def density(
+    values: np.ndarray,
+    grid: np.ndarray,
+    total: int,
+) -> np.ndarray:
+    """A Gaussian kernel density on the grid, mirrored at both ends so that no mass leaks out.
+
+    Its area is the share of these values in `total`. The values are binned first: the cost does not grow with N.
+    """
+    low = float(grid[0])
+    high = float(grid[-1])
+    width = (high - low) / 45
+    counts, edges = np.histogram(np.clip(values, low, high), bins=400, range=(low, high))
+    centres = (edges[1:] + edges[:-1]) / 2
+    kernel = np.zeros((len(grid), len(centres)))
+    for mirrored in (centres, 2 * low - centres, 2 * high - centres):
+        kernel += np.exp(-0.5 * ((grid[:, None] - mirrored) / width) ** 2)
+    result: np.ndarray = kernel @ counts / (width * math.sqrt(2 * math.pi) * max(total, 1))
+    return result
+
+
+def weight_histogram(target: Target, data: Images | None = None) -> Figure:
+    """The certainty weights exp(−H) after adaptation; stacked by correct and incorrect if there are labels."""
+    images = images_of(target, data)
+    weight = images.tensors["weight"].double().numpy().clip(0, 1)
+    groups = images.groups("after")
+    figure = NotebookFigure(layout="constrained")
+    axes = figure.add_subplot()
+    axes.hist(
+        [weight[mask] for mask in groups.values()],
+        bins=20,
+        range=(0, 1),
+        weights=[np.full(int(mask.sum()), 100 / len(weight)) for mask in groups.values()],
+        color=[GROUP_COLOURS[group] for group in groups],
+        label=list(groups),
+        stacked=True,
+        rwidth=0.92,
+    )
+    axes.set(xlim=(0, 1), xlabel="weight", ylabel="images (%)")
+    if len(groups) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def feature_map(
+    target: Target,
+    data: Images | None = None,
+    *,
+    most: int = 5000,
+    when: Sequence[str] = WHEN,
+) -> Figure:
     """The features on two axes, before and after, coloured by predicted class; crosses are wrong by the labels."""
-    samples = samples_of(target, data)
-    figure, panels = new_figure([when for when in WHEN if samples.get(f"features_{when}") is not None])
-    rows = torch.linspace(0, len(samples) - 1, min(most, len(samples))).long()
-    hue = (np.arange(len(samples.classes)) * 0.381966) % 1.0
-    for when, axes in panels.items():
-        places = samples.get(f"features_{when}")
-        assert places is not None
-        colours = palette(hue[samples.predicted[when][rows].numpy()])
-        wrong = samples.groups(when).get("incorrect", torch.zeros(len(samples), dtype=torch.bool))[rows].numpy()
-        where = places[rows].double().numpy()
-        axes.scatter(*where[~wrong].T, s=9, c=colours[~wrong], linewidths=0)
-        if wrong.any():
-            axes.scatter(*where[wrong].T, s=16, c=colours[wrong], marker="x", linewidths=0.9)
-        axes.set(xticks=[], yticks=[])
+    images = images_of(target, data)
+    colours = class_colours(len(images.classes))
+    rows = evenly_spaced(len(images), most)
+    figure, panels = new_panels(images, when, height=4.4)
+    for name, axes in panels.items():
+        points = images.tensors[f"features_{name}"][rows].double().numpy()
+        low, high = np.quantile(points, [0.001, 0.999], axis=0)
+        points = points.clip(low, high)  # the outermost thousandth lies on the edge
+        predicted = images.predicted[name][rows]
+        for group, mask in images.groups(name).items():
+            for k in predicted[mask[rows]].unique().tolist():
+                chosen = points[(mask[rows] & (predicted == k)).numpy()]
+                (spots,) = axes.plot(*chosen.T, MARKERS[group], color=colours[k], alpha=0.7)
+                spots.set(gid=f"class-{k}", markersize=5, markeredgewidth=1)
+        axes.set_axis_off()
     return figure
 
 
-def changed_predictions(target: Any, data: Any = None, *, most: int = 20) -> Figure:
-    """The images whose prediction changed, the surest first, with both predictions; of what `usfan.adapt` returned."""
-    if not isinstance(target, AdaptedModel):
-        raise DataError("changed_predictions needs the model that usfan.adapt returned; a run folder has changes.csv")
-    if data is not None:
-        from usfan.artifacts.model import as_images
+def class_colours(K: int) -> list[str]:
+    """One colour per class; beyond the palette, hues of one lightness that light and dark pages can show."""
+    if len(PALETTE) >= K:
+        return list(PALETTE[:K])
+    return [to_hex(colorsys.hls_to_rgb(k * 0.381966 % 1, 0.5, 0.6)) for k in range(K)]
 
-        data = as_images(data)
-    images = data if data is not None else (target.passes.images if target.passes is not None else None)
-    records = changed_images(target, data)[:most]
+
+def curves(values: Mapping[str, np.ndarray], kept_epoch: int | None = None) -> Figure:
+    """One line for each name. An array is n×2: epoch, value; the line breaks at a value that is not finite."""
+    figure = NotebookFigure(layout="constrained")
+    axes = figure.add_subplot()
+    for (name, points), colour in zip(values.items(), PALETTE, strict=False):
+        epochs, heights = points.T
+        heights = np.where(np.abs(heights) < 1e30, heights, np.nan)
+        marker = "o" if len(points) <= 60 else ""
+        axes.plot(
+            epochs,
+            heights,
+            marker=marker,
+            markersize=3.5,
+            color=colour,
+            label=name,
+        )
+    if kept_epoch is not None:
+        axes.axvline(kept_epoch, linestyle="--", linewidth=1, color=GREY)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set_xlabel("epoch")
+    if len(values) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def changed_predictions(
+    target: AdaptedModel,
+    data: Images | None = None,
+    *,
+    most: int = 20,
+) -> Figure:
+    """The images whose prediction changed, the surest first, with both predictions; of what `usfan.adapt` returned."""
+    if not isinstance(target, AdaptedModel) or target.passes is None:
+        raise DataError(
+            "changed_predictions needs the model that usfan.adapt returned; a run folder has changes.csv"
+        )
+    images = target.passes.images if data is None else as_images(data)
+    records = changed_images(target, images)[:most]
     columns = max(1, min(5, len(records)))
     lines = max(1, math.ceil(len(records) / columns))
-    figure = ShownFigure(figsize=(2.1 * columns, 2.5 * lines), layout="constrained")
+    figure = NotebookFigure(figsize=(2.1 * columns, 2.5 * lines), layout="constrained")
     if not records:
         figure.text(0.5, 0.5, "no prediction changed", ha="center", va="center")
-        return figure
-    for number, record in enumerate(records):
-        axes = figure.add_subplot(lines, columns, number + 1)
+    positions = {}
+    if images is not None:
+        positions = {images.where(i): i for i in range(len(images))}
+    for number, record in enumerate(records, 1):
+        axes = figure.add_subplot(lines, columns, number)
         axes.set(xticks=[], yticks=[])
-        picture = picture_of(images, str(record["path"]))
-        if picture is None:
-            axes.text(0.5, 0.5, Path(str(record["path"])).name, ha="center", va="center", fontsize="xx-small")
-        else:
-            axes.imshow(picture, cmap="gray")
+        position = positions.get(str(record["path"]))
+        if images is not None and position is not None:
+            with contextlib.suppress(DataError):  # the file is gone
+                pixels = images.load(position)
+                step = math.ceil(max(pixels.shape) / 256)
+                axes.imshow(pixels[:, ::step, ::step].permute(1, 2, 0).numpy())
         title = f"{record['before']} →\n{record['after']} ({record['certainty_after']:.2f})"
-        axes.set_title(title.replace("$", r"\$"), fontsize="small")
+        axes.set_title(title, fontsize="small", parse_math=False)
     return figure
 
 
-def picture_of(images: Any, where: str) -> Any:
-    """The image of a record, if it is available."""
-    if images is None:
-        return None
-    if images.paths is not None:
-        try:
-            picture = decode_file(where)
-        except DataError:
-            return None
-        picture.thumbnail((256, 256))
-        return np.asarray(picture)
-    position = next((i for i in range(len(images)) if images.where(i) == where), None)
-    return None if position is None else images.load(position).permute(1, 2, 0).numpy()
-
-
-def samples_of(target: Any, data: Any = None) -> Samples:
-    """The samples of a model that `adapt` returned, or of a run folder."""
-    if isinstance(target, Samples):
+def images_of(target: Target, data: Images | None = None) -> ImageTable:
+    """The predictions of a model that `adapt` returned, or of a run folder."""
+    if isinstance(target, ImageTable):
         return target
     if isinstance(target, (str, Path)):
-        found = read_run(Path(target)).samples
-        if found is None:
-            raise DataError(f"{target} holds no samples.safetensors: it is not the folder of an adaptation")
-        return found
-    if not isinstance(target, SourceModel):
-        raise DataError(f"expected what usfan.adapt returned, or the folder of a run, not a {type(target).__name__}")
-    passes = getattr(target, "passes", None)
-    if passes is None:
-        raise DataError("this model has no predictions on the target: give what usfan.adapt returned, or a run folder")
-    labels = None
-    if data is not None:
-        from usfan.artifacts.model import as_images
-
-        labels = target_labels(target, as_images(data), open_set=True)  # type: ignore[arg-type]
-    tensors = {name: tensor.detach().cpu() for name, tensor in sample_tensors(target, labels).items()}  # type: ignore[arg-type]
-    return Samples(tensors, tuple(target.classes), None)
+        images = read_run(Path(target)).images
+        if images is None:
+            raise DataError(
+                f"{target} holds no samples.safetensors: it is not the folder of an adaptation"
+            )
+        return images
+    if not isinstance(target, AdaptedModel) or target.passes is None:
+        raise DataError(
+            "there are no predictions on a target: give what usfan.adapt returned, or a run folder"
+        )
+    return table_of_model(target, None if data is None else as_images(data))
 
 
-def new_figure(panels: list[str]) -> tuple[Figure, dict[str, Any]]:
-    """A row of panels, before and after."""
-    if not panels:
-        raise DataError("there is nothing to draw: the run kept no predictions")
-    figure = ShownFigure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
-    found = {when: figure.add_subplot(1, len(panels), i) for i, when in enumerate(panels, 1)}
-    for when, axes in found.items():
-        axes.set_title(f"{when} adaptation")
-    return figure, found
-
-
-def palette(hue: np.ndarray) -> np.ndarray:
-    """N×3 colours of hues in [0, 1)."""
-    from matplotlib.colors import hsv_to_rgb
-
-    return hsv_to_rgb(np.stack([hue, np.full_like(hue, 0.65), np.full_like(hue, 0.75)], axis=-1))
+def new_panels(
+    images: ImageTable,
+    when: Sequence[str],
+    *,
+    height: float = 3.2,
+) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with one panel for each of `when` that the table has."""
+    names = [name for name in when if name in images.predicted]
+    figure = NotebookFigure(figsize=(5 * len(names), height), layout="constrained")
+    panels: dict[str, Axes] = {}
+    for i, name in enumerate(names, 1):
+        panels[name] = figure.add_subplot(1, len(names), i)
+        if len(when) > 1:
+            panels[name].set_title(f"{name} adaptation")
+    return figure, panels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,150 +14,150 @@ from torch import Tensor
 
 from usfan.data.decoding.decode import decode_bytes
 from usfan.data.decoding.pool import Answer, thumbnails
-from usfan.errors import DataError, shown
+from usfan.errors import DataError, printable
 from usfan.files import Folder
-from usfan.report.blocks import Gallery, Note, Picture, Thumbnail
-from usfan.report.read_samples import Samples
-from usfan.scoring.validators import is_certain
+from usfan.maths.validators import is_certain
+from usfan.report.blocks import Block, Gallery, Note, Picture, Thumbnail
+from usfan.report.image_table import ImageTable
 
 BELOW = "Below each image: the predicted class, its probability, and the weight."
 SIDE = 112
 """Pixels of a thumbnail's longer side."""
-MOST_PICTURE = 32 << 20
-"""Bytes of a run's own picture."""
-WIDEST = 1800
+MOST_PICTURE_BYTES = 32 << 20
+WIDEST_PICTURE = 1800
 """Pixels: a run's own picture is made smaller above this width."""
 
 
-def galleries(prefix: str, samples: Samples, most: int) -> list[Gallery | Note]:
-    """At most `most` images in each. What cannot be shown is said."""
-    if samples.paths is None:
-        return [Note(f"The galleries are left out: {samples.why_no_paths}.")]
-    weight = samples.get("weight")
-    if weight is None or "after" not in samples.predicted:
-        return [Note("The galleries are left out: samples.safetensors holds no weights or no predictions.")]
-    if most < 1:
-        return [Note("The galleries are left out: this page holds many runs; make one report for each to see them.")]
-    flagged = samples.unknown
-    nothing = torch.zeros(len(samples), dtype=torch.bool)
-    known = ~flagged if flagged is not None else ~nothing
-    plans = [
-        ("certain", "Most certain", f"The largest weights. {BELOW}", ranked(weight, known, most, largest=True)),
-        ("uncertain", "Most uncertain", f"The smallest weights. {BELOW}", ranked(weight, known, most, largest=False)),
-    ]
-    if flagged is not None:
-        text = "Flagged as a class that the model does not know; the least certain first."
-        plans.append(("unknown", "Suspected unknown", text, ranked(weight, flagged, most, largest=False)))
-    changed = changed_rows(samples)
-    if changed is not None and bool(changed.any()):
-        text = "The prediction before adaptation → after it; the surest first. "
-        text += f"{int(changed.sum()):,} of {len(samples):,} predictions changed."
-        plans.append(("changed", "Changed predictions", text, ranked(weight, changed & known, most, largest=True)))
-    wrong = samples.groups("after").get("incorrect", nothing)
-    sure = certain_rows(samples)
-    if samples.labels is not None:
-        text = "Certain, and wrong by the labels: hard images, or wrong labels."
-        plans.append(("mistakes", "Certain and wrong", text, ranked(weight, wrong & known & sure, most, largest=True)))
-    blocks: list[Gallery | Note] = [
-        gallery(f"{prefix}-gallery-{key}", title, text, samples, chosen, moved=key == "changed")
-        for key, title, text, chosen in plans
-        if chosen
-    ]
-    if samples.labels is not None and not bool((wrong & known & sure).any()):
-        count = int((wrong & known).sum())
-        rest = f": the model is in doubt about all {count:,} that are wrong" if count else ""
-        blocks.append(Note(f"No image is certain and wrong{rest}."))
-    if changed is not None and not bool(changed.any()):
-        blocks.append(Note("No prediction changed."))
-    if flagged is None:
-        blocks.append(Note("No gallery of suspected unknown images: the run was not open-set."))
-    elif not bool(flagged.any()):
-        blocks.append(Note("No image was flagged as unknown."))
+@dataclass(frozen=True)
+class Choice:
+    """The images of one gallery: those of a mask, by their weight."""
+
+    key: str
+    title: str
+    caption: str
+    mask: Tensor
+    largest_first: bool = True
+
+
+def galleries(
+    prefix: str,
+    images: ImageTable,
+    most: int,
+) -> list[Block]:
+    """At most `most` images in each; empty galleries are named in a note."""
+    if images.paths is None:
+        return [Note(f"The galleries are left out: {images.no_paths_because}.")]
+    weight = images.tensors["weight"].float()
+    blocks: list[Block] = []
+    empty = []
+    for choice in choices(images):
+        positions = choice.mask.nonzero().flatten()
+        count = min(most, len(positions))
+        _, order = weight[positions].topk(count, largest=choice.largest_first)
+        items = thumbnails_of(images, positions[order].tolist(), choice.key == "changed")
+        if items:
+            id = f"{prefix}-gallery-{choice.key}"
+            blocks.append(Gallery(id, choice.title, choice.caption, items))
+        else:
+            empty.append(choice.title.lower())
+    if empty:
+        blocks.append(Note(f"No image to show: {', '.join(empty)}."))
     return blocks
 
 
-def ranked(weight: Tensor, among: Tensor, most: int, *, largest: bool) -> list[int]:
-    """Positions of the `most` largest or smallest weights among the marked samples."""
-    positions = among.nonzero().flatten()
-    _, order = weight[positions].float().topk(min(most, len(positions)), largest=largest)
-    return positions[order].tolist()
+def choices(images: ImageTable) -> list[Choice]:
+    """The galleries of a run, in their order on the page."""
+    everything = torch.ones(len(images), dtype=torch.bool)
+    known = everything if images.unknown is None else ~images.unknown
+    rows = [
+        Choice("certain", "Most certain", f"The largest weights. {BELOW}", known),
+        Choice("uncertain", "Most uncertain", f"The smallest weights. {BELOW}", known, False),
+    ]
+    if images.unknown is not None:
+        caption = "Flagged as a class that the model does not know; the least certain first."
+        rows.append(Choice("unknown", "Suspected unknown", caption, images.unknown, False))
+    if "before" in images.predicted:
+        changed = images.predicted["before"] != images.predicted["after"]
+        caption = "The prediction before adaptation → after it; the surest first. "
+        caption += f"{int(changed.sum()):,} of {len(images):,} predictions changed."
+        rows.append(Choice("changed", "Changed predictions", caption, changed & known))
+    if images.labels is not None:
+        certain = is_certain(images.tensors["posterior_after"].float())
+        wrong = images.groups("after")["incorrect"] & known & certain
+        caption = "Certain, and wrong by the labels: hard images, or wrong labels."
+        rows.append(Choice("mistakes", "Certain and wrong", caption, wrong))
+    return rows
 
 
-def certain_rows(samples: Samples) -> Tensor:
-    """Which images the model is certain of: past half-way from a guess to certainty, by the posterior."""
-    posterior, weight = samples.get("posterior_after"), samples.get("weight")
-    if posterior is not None:
-        return is_certain(posterior.float())
-    assert weight is not None
-    return weight > 0.5
-
-
-def changed_rows(samples: Samples) -> Tensor | None:
-    """Which predictions the adaptation changed; None if those before are not known."""
-    if not {"before", "after"} <= samples.predicted.keys():
-        return None
-    return samples.predicted["before"] != samples.predicted["after"]
-
-
-def gallery(id: str, title: str, caption: str, samples: Samples, chosen: list[int], *, moved: bool = False) -> Gallery:
-    items = thumbnails_of(samples, chosen, moved=moved)
-    broken = sum(not item.uri for item in items)
-    if broken:
-        caption += f" {broken} of {len(items)} files cannot be shown: the reason stands in their place."
-    return Gallery(id, title, caption, items)
-
-
-def thumbnails_of(samples: Samples, chosen: list[int], *, moved: bool) -> list[Thumbnail]:
+def thumbnails_of(
+    images: ImageTable,
+    positions: list[int],
+    with_source_prediction: bool,
+) -> list[Thumbnail]:
     """Decoded by another process, within its limits on time and memory."""
-    assert samples.paths is not None
-    paths = [samples.paths[i] for i in chosen]
+    assert images.paths is not None
+    paths = [images.paths[i] for i in positions]
     usable = [path for path in paths if path and "\0" not in path]
     answers = dict(zip(usable, thumbnails(usable, SIDE) if usable else [], strict=True))
-    return [
-        thumbnail(samples, i, path, answers.get(path, "not shown"), moved=moved)
-        for i, path in zip(chosen, paths, strict=True)
-    ]
+    items = []
+    for i, path in zip(positions, paths, strict=True):
+        answer = answers.get(path, "not shown")
+        items.append(thumbnail(images, i, path, answer, with_source_prediction))
+    return items
 
 
-def thumbnail(samples: Samples, i: int, path: str, answer: Answer, *, moved: bool) -> Thumbnail:
-    """One image with its prediction; `moved`: with the one before, too."""
-    k = int(samples.predicted["after"][i])
-    flagged = samples.unknown is not None and bool(samples.unknown[i])
-    probs, weight = samples.get("probs_after"), samples.get("weight")
-    assert probs is not None
-    assert weight is not None
-    label = "unknown" if flagged else samples.classes[k]
-    if moved:
-        label = f"{samples.classes[int(samples.predicted['before'][i])]} → {label}"
-    detail = f"{100 * float(probs[i, k]):.0f} % · {float(weight[i]):.2f}"
-    mark = truth = ""
-    if samples.labels is not None:
-        true = int(samples.labels[i])
-        right = flagged if true == len(samples.classes) else not flagged and true == k
-        mark = "right" if right else "wrong"
-        truth = "" if right else f"is {[*samples.classes, 'unknown'][true]}"
-    name = shown(os.path.join(*path.split(os.sep)[-2:]) if os.sep in path else path, 200)  # class and file
+def thumbnail(
+    images: ImageTable,
+    i: int,
+    path: str,
+    answer: Answer,
+    with_source_prediction: bool,
+) -> Thumbnail:
+    """One image with its prediction."""
+    k = int(images.predicted["after"][i])
+    flagged = images.unknown is not None and bool(images.unknown[i])
+    label = "unknown" if flagged else images.classes[k]
+    if with_source_prediction:
+        label = f"{images.classes[int(images.predicted['before'][i])]} → {label}"
+    probability = float(images.tensors["probs_after"][i, k])
+    detail = f"{100 * probability:.0f} % · {float(images.tensors['weight'][i]):.2f}"
+    mark = ""
+    truth = ""
+    if images.labels is not None:
+        true = int(images.labels[i])
+        predicted = len(images.classes) if flagged else k
+        mark = "right" if true == predicted else "wrong"
+        if true != predicted:
+            truth = f"is {[*images.classes, 'unknown'][true]}"
+    name = printable(os.sep.join(path.split(os.sep)[-2:]), 200)  # class and file
+    uri = ""
+    problem = ""
     if isinstance(answer, dict):
-        return Thumbnail(label, truth, detail, name, uri=f"data:image/jpeg;base64,{answer['jpeg']}", mark=mark)
-    return Thumbnail(label, truth, detail, name, problem=f"{os.path.basename(name)}: {answer}", mark=mark)
+        uri = f"data:image/jpeg;base64,{answer['jpeg']}"
+    else:
+        problem = f"{os.path.basename(name)}: {answer}"
+    return Thumbnail(
+        label,
+        truth,
+        detail,
+        name,
+        uri,
+        problem,
+        mark,
+    )
 
 
-def data_uri(image: Image.Image, kind: str, **options: object) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def run_picture(id: str, path: Path, title: str, caption: str, alt: str) -> Picture | Note:
-    """A picture that the run drew itself, no wider than the page needs."""
+def picture_block(id: str, path: Path) -> Picture | Note:
+    """A picture file of the run, no wider than the page needs."""
     try:
         with Folder(path.parent) as folder:
-            content = folder.read(path.name, MOST_PICTURE)
+            content = folder.read(path.name, MOST_PICTURE_BYTES)
         image = decode_bytes(content, path.name, formats=("PNG",))
-    except (DataError, OSError, ValueError) as error:
-        return Note(f"{path.name} cannot be shown: {getattr(error, 'reason', '') or 'it cannot be read'}.")
-    image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    uri = data_uri(image, "PNG", optimize=True)
-    if len(uri) > 600_000:
-        uri = data_uri(image, "JPEG", quality=85)
-    return Picture(id, title, uri, image.size, caption, alt)
+    except (DataError, OSError, ValueError):
+        return Note(f"{printable(path.name)} cannot be read.")
+    image.thumbnail((WIDEST_PICTURE, WIDEST_PICTURE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=90)
+    encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
+    title = printable(path.stem.replace("_", " ").capitalize())
+    return Picture(id, title, f"data:image/webp;base64,{encoded}", image.size)

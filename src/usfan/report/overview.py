@@ -1,17 +1,16 @@
-"""What was run, on what, and how it ended: headline, status, the main figures, the settings."""
+"""The top of a run's page: headline, status, main figures, facts. And its settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from dataclasses import dataclass
-from typing import Any
 
 from usfan.adaptation.methods import METHODS
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
-from usfan.report.blocks import Cell, Table, is_number, number, percent, seconds
-from usfan.report.read_run import Run, is_epoch
-from usfan.scoring.validators import is_certain
+from usfan.maths.validators import is_certain
+from usfan.report.blocks import Table, text_cell
+from usfan.report.formatting import is_number, mapping, number, percent, seconds
+from usfan.report.run import Run, is_epoch
 
 KINDS = {
     "adapt": "adaptation",
@@ -19,15 +18,29 @@ KINDS = {
     "posterior": "posterior of a trained model",
     "evaluate": "evaluation",
 }
-
-
+CONFIGS: dict[str, tuple[type, ...]] = {
+    "adapt": (AdaptConfig, RuntimeConfig),
+    "train": (TrainConfig, RuntimeConfig),
+}
+"""The settings of a command: fields with defaults and docs."""
+TILES = {
+    "hos": "HOS",
+    "accuracy": "accuracy",
+    "ece": "ECE, point estimate",
+    "posterior_ece": "ECE, posterior",
+}
+VALIDATOR_TILES = {
+    "certain": "certain predictions",
+    "drift": "predictions changed",
+    "coverage": "classes predicted",
+}
 BAD_ECE = 15.0
 """Percent: a calibration error from here on is bad, even if it was worse before."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One large figure; `change` is shown beside it, `mark` (better, worse) colours that."""
+    """One large figure, with a detail below it; `mark` (better, worse) colours the detail."""
 
     label: str
     value: str
@@ -35,65 +48,79 @@ class Tile:
     mark: str = ""
 
 
+@dataclass(frozen=True)
+class Overview:
+    """The top of a run's page."""
+
+    headline: str
+    status: tuple[str, str]
+    reason: str
+    tiles: list[Tile]
+    facts: list[tuple[str, str]]
+
+
+def overview(run: Run) -> Overview:
+    return Overview(headline(run), status(run), guard_reason(run), tiles(run), facts(run))
+
+
 def kept_epoch(run: Run) -> int | None:
-    value = run.metrics.get("kept_epoch", run.kept.get("epoch", run.metrics.get("best_epoch")))
-    return value if is_epoch(value) else None
+    return first_epoch(
+        run.metrics.get("kept_epoch"), run.selection.get("epoch"), run.metrics.get("best_epoch")
+    )
 
 
 def planned_epochs(run: Run) -> int | None:
-    value = run.metrics.get("epochs", run.kept.get("of", run.settings.get("epochs")))
-    return value if is_epoch(value) else None
+    return first_epoch(run.metrics.get("epochs"), run.settings.get("epochs"))
+
+
+def first_epoch(*values: object) -> int | None:
+    return next((value for value in values if is_epoch(value)), None)
 
 
 def guard_reason(run: Run) -> str:
-    guard = run.metrics.get("guard")
-    reason = guard.get("reason") if isinstance(guard, dict) else None
-    warning = run.metrics.get("warning")
-    return ". Beware: ".join(str(text) for text in (reason or run.kept.get("reason"), warning) if text)
+    reason = mapping(run.metrics.get("guard")).get("reason") or run.selection.get("reason")
+    texts = [str(text) for text in (reason, run.metrics.get("warning")) if text]
+    return ". Beware: ".join(texts)
 
 
-def main_figure(run: Run) -> tuple[str, str]:
-    """Key and name of the figure that stands in the headline."""
-    return ("hos", "HOS") if is_number(run.figures("after").get("hos")) else ("accuracy", "accuracy")
+def main_figure(run: Run) -> tuple[str, object, object]:
+    """The figure of the headline, before and after."""
+    after = run.figures("after")
+    key = "hos" if is_number(after.get("hos")) else "accuracy"
+    return key, run.figures("before").get(key), after.get(key)
 
 
 def headline(run: Run) -> str:
-    kept, planned = kept_epoch(run), planned_epochs(run)
-    if kept == 0 and planned:
-        ending = "source model kept"
-    elif kept is not None and planned:
-        ending = f"kept epoch {kept} of {planned}"
-    else:
-        ending = ""
-    if run.kind == "adapt":
-        key, name = main_figure(run)
-        before, after = run.figures("before").get(key), run.figures("after").get(key)
-        if is_number(before) and is_number(after):
-            text = f"{name} {percent(before)} → {percent(after)}"
-            return sentence(f"{text}: {ending}" if ending else text)
-        certain = certain_share(run)
-        parts = [ending, f"{percent(100 * certain, 0)} of predictions certain" if certain is not None else ""]
-        return sentence("; ".join(p for p in parts if p) or "adaptation, not finished")
+    """`Accuracy 40.8 % → 78.5 %: kept epoch 4 of 6`."""
+    epoch = kept_epoch(run)
+    planned = planned_epochs(run)
+    ending = ""
+    if epoch is not None and planned:
+        ending = f"kept epoch {epoch} of {planned}" if epoch else "source model kept"
+    key, before, after = main_figure(run)
     accuracy = run.metrics.get("accuracy", run.metrics.get("validation_accuracy"))
-    if run.kind in ("evaluate", "train") and is_number(accuracy):
-        return sentence(f"accuracy {percent(accuracy)}{f': {ending}' if ending else ''}")
-    if run.kind == "posterior" and is_number(run.metrics.get("prior_precision")):
-        return f"Prior precision {number(run.metrics['prior_precision'])}"
-    return sentence(KINDS.get(run.kind, "run") + (f": {ending}" if ending else ""))
-
-
-def sentence(text: str) -> str:
+    certain = certain_share(run)
+    result = KINDS.get(run.kind, "run")
+    if is_number(before) and is_number(after):
+        result = f"{TILES[key]} {percent(before)} → {percent(after)}"
+    elif run.kind == "adapt" and certain is not None:
+        result = f"{percent(100 * certain, 0)} of predictions certain"
+    elif run.kind == "adapt" and not ending:
+        result = "adaptation, not finished"
+    elif is_number(accuracy):
+        result = f"accuracy {percent(accuracy)}"
+    text = f"{result}: {ending}" if ending else result
     return text[:1].upper() + text[1:]
 
 
 def certain_share(run: Run) -> float | None:
-    validators = run.metrics.get("validators")
-    if isinstance(validators, dict) and is_number(validators.get("certain")):
-        return float(validators["certain"])
-    table = run.samples.get("posterior_after") if run.samples is not None else None
-    if table is None:
+    """The share of the images that the posterior is certain of."""
+    share = mapping(run.metrics.get("validators")).get("certain")
+    if is_number(share):
+        return float(share)
+    if run.images is None:
         return None
-    return float(is_certain(table).double().mean())
+    return float(is_certain(run.images.tensors["posterior_after"]).double().mean())
 
 
 def status(run: Run) -> tuple[str, str]:
@@ -104,139 +131,114 @@ def status(run: Run) -> tuple[str, str]:
         return "warn", "adaptation collapsed"
     if kept_epoch(run) == 0 and planned_epochs(run):
         return "warn", "adaptation was not trusted"
-    key, _ = main_figure(run)
-    before, after = run.figures("before").get(key), run.figures("after").get(key)
+    _, before, after = main_figure(run)
     if is_number(before) and is_number(after) and after < before - 1:
         return "warn", "below the source model"
-    guard = run.metrics.get("guard")
-    if isinstance(guard, dict) and guard.get("on") is False:
+    if mapping(run.metrics.get("guard")).get("on") is False:
         return "plain", "last iterate, guard off"
     if not kept_epoch(run):
         return "plain", "adaptation"
-    return ("plain", "adapted: no prediction changed") if nothing_changed(run) else ("good", "adapted")
-
-
-def nothing_changed(run: Run) -> bool:
-    """Whether every prediction is the source model's, by what the run kept of each image or by its validators."""
-    predicted = run.samples.predicted if run.samples is not None else {}
-    if {"before", "after"} <= predicted.keys():
-        return bool((predicted["before"] == predicted["after"]).all())
-    validators = run.metrics.get("validators")
-    return isinstance(validators, dict) and validators.get("drift") == 0
+    if mapping(run.metrics.get("validators")).get("drift") == 0:
+        return "plain", "adapted: no prediction changed"
+    return "good", "adapted"
 
 
 def tiles(run: Run) -> list[Tile]:
-    """The main figures, with labels those before and after."""
-    before, after = run.figures("before"), run.figures("after")
-    shown: list[Tile] = []
-    wanted = [
-        ("hos", "HOS"),
-        ("accuracy", "accuracy"),
-        ("ece", "ECE, point estimate"),
-        ("posterior_ece", "ECE, posterior"),
-    ]
-    for key, name in wanted:
-        old, new = before.get(key), after.get(key)
-        if is_number(new):
-            detail, mark = "", ""
-            if is_number(old):
-                better = (new > old) == (key in ("hos", "accuracy"))
-                detail = f"{percent(old)} before"
-                mark = "" if abs(new - old) < 0.05 else "better" if better else "worse"
-                if mark == "better" and "ece" in key and new > BAD_ECE:
-                    mark, detail = "", f"{detail}; still high"
-            shown.append(Tile(name, percent(new), detail, mark))
-    certain = certain_share(run) if run.kind == "adapt" else None
-    if certain is not None:
-        shown.append(Tile("certain predictions", percent(100 * certain, 0), "by the posterior; see Terms"))
-    validators = run.metrics.get("validators")
-    if not after and isinstance(validators, dict):
-        for key, name in (("coverage", "classes predicted"), ("drift", "left the source prediction")):
-            if is_number(validators.get(key)):
-                shown.append(Tile(name, percent(100 * validators[key], 0)))
-    shown += given_labels(run.metrics.get("labels"))
-    images = run.metrics.get("images", len(run.samples) if run.samples is not None else None)
-    if is_number(images):
-        skipped = run.metrics.get("skipped")
-        shown.append(Tile("images", number(images), f"{number(skipped)} unreadable" if skipped else ""))
-    if is_number(run.metrics.get("seconds")):
-        shown.append(Tile("time", seconds(run.metrics["seconds"])))
-    return shown
+    """The main figures: with labels, those before and after; without, what the validators say."""
+    tiles = []
+    before = run.figures("before")
+    after = run.figures("after")
+    for key in TILES:
+        value = after.get(key)
+        if is_number(value):
+            tiles.append(before_after_tile(key, before.get(key), value))
+    validators = mapping(run.metrics.get("validators"))
+    for key, label in VALIDATOR_TILES.items():
+        value = validators.get(key)
+        if is_number(value):
+            tiles.append(Tile(label, percent(100 * value, 0)))
+    return tiles
 
 
-def given_labels(labels: Any) -> list[Tile]:
-    """How many labels the user gave, and what they are worth."""
-    if not isinstance(labels, dict) or not is_number(labels.get("count")):
-        return []
-    left, without = labels.get("left_out"), labels.get("without")
-    worth = ""
-    if is_number(left) and is_number(without):
-        worth = f"left out in turn, {percent(left, 0)} right with the others, {percent(without, 0)} without any"
-    return [Tile("labels given", number(labels["count"]), worth)]
+def before_after_tile(
+    key: str,
+    before: object,
+    after: float,
+) -> Tile:
+    """A figure after adaptation, with the one before; green if it is better, unless it is still bad."""
+    if not is_number(before):
+        return Tile(TILES[key], percent(after))
+    is_error = "ece" in key
+    improved = (after < before) == is_error
+    mark = "better" if improved else "worse"
+    if abs(after - before) < 0.05 or (improved and is_error and after > BAD_ECE):
+        mark = ""
+    return Tile(TILES[key], percent(after), f"{percent(before)} before", mark)
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """What was run and on what."""
-    model, settings = run.model, run.settings
-    network = model.get("architecture") if isinstance(model.get("architecture"), dict) else {}
-    classes = run.samples.classes if run.samples is not None else model.get("classes")
-    seen = run.metrics.get("classes")
-    told = f"{seen.get('setting')}: {seen.get('reason')}" if isinstance(seen, dict) else settings.get("setting")
-    found: list[tuple[str, Any]] = [
-        ("what", KINDS.get(run.kind, "run")),
-        ("method", settings.get("method", run.metrics.get("method", model.get("method")))),
-        ("classes of the target", told),
-        ("source model", settings.get("source", settings.get("model"))),
-        ("data", settings.get("data")),
-        ("network", (network or {}).get("backbone", (network or {}).get("module"))),
-        ("classes", class_list(classes)),
-        ("seed", settings.get("seed")),
-        ("run folder", run.name),
-        ("when", when(run)),
+    """The data, the model and the method of the run."""
+    settings = run.settings
+    metrics = run.metrics
+    network = mapping(run.model.get("architecture"))
+    classes = run.model.get("classes")
+    target_classes = mapping(metrics.get("classes"))
+    setting = settings.get("setting")
+    if target_classes:
+        setting = f"{target_classes.get('setting')}: {target_classes.get('reason')}"
+    values = {
+        "method": settings.get("method", metrics.get("method")),
+        "classes of the target": setting,
+        "source model": settings.get("source", settings.get("model")),
+        "data": settings.get("data"),
+        "images": number(metrics.get("images")),
+        "unreadable images": number(metrics.get("skipped") or None),
+        "labels given": number(mapping(metrics.get("labels")).get("count")),
+        "network": network.get("backbone", network.get("module")),
+        "classes": len(classes) if isinstance(classes, list) else None,
+        "seed": settings.get("seed"),
+        "duration": seconds(metrics.get("seconds")),
+        "when": run.started,
+    }
+    return [
+        (name, str(value)) for name, value in values.items() if value not in (None, "", "–")
     ]
-    return [(name, str(value)) for name, value in found if value is not None and value != ""]
 
 
-def class_list(classes: Any) -> str | None:
-    if not isinstance(classes, (list, tuple)) or not classes:
-        return None
-    shown = ", ".join(str(c) for c in classes[:8])
-    return f"{len(classes)}: {shown}{', …' if len(classes) > 8 else ''}"
-
-
-def when(run: Run) -> str | None:
-    if run.times is None:
-        return None
-    try:
-        start, end = (datetime.datetime.fromtimestamp(t, datetime.UTC) for t in run.times)
-    except (OverflowError, ValueError, OSError):
-        return None
-    return f"{start:%Y-%m-%d %H:%M} to {end:%H:%M} UTC"
-
-
-def settings_table(prefix: str, run: Run) -> Table | None:
+def settings_table(prefix: str, run: Run) -> list[Table]:
     """Every setting; those that differ from the default come first."""
     if not run.settings:
-        return None
-    kinds = {"adapt": (AdaptConfig, RuntimeConfig), "train": (TrainConfig, RuntimeConfig)}.get(run.kind, ())
-    defaults = {f.name: f.default for kind in kinds for f in dataclasses.fields(kind)}
-    docs = {name: text for kind in kinds for name, text in field_docs(kind).items()}
+        return []
+    defaults: dict[str, object] = {}
+    docs: dict[str, str] = {}
+    for config in CONFIGS.get(run.kind, ()):
+        defaults |= {field.name: field.default for field in dataclasses.fields(config)}
+        docs |= field_docs(config)
     method = METHODS.get(str(run.settings.get("method")))
     if run.kind == "adapt" and method is not None:
         defaults |= method.settings()
         docs |= method.setting_docs()
     rows = []
     for name, value in run.settings.items():
-        changed = name in defaults and defaults[name] is not None and value != defaults[name]
-        shown = setting(value)
-        rows.append([Cell(name, name), Cell(shown, shown, mark="changed" if changed else ""),
-                     Cell(docs.get(name, ""), docs.get(name, ""))])  # fmt: skip
+        changed = defaults.get(name) not in (None, value)
+        cell = text_cell(setting_text(value), "changed" if changed else "")
+        rows.append([text_cell(name), cell, text_cell(docs.get(name, ""))])
     rows.sort(key=lambda row: row[1].mark != "changed")
     caption = "From config.yaml. Settings that differ from the default come first, in bold."
-    return Table(f"{prefix}-settings", "All settings", caption, ["setting", "value", "meaning"], rows, wide=True)
+    columns = ["setting", "value", "meaning"]
+    return [
+        Table(
+            f"{prefix}-settings",
+            "All settings",
+            caption,
+            columns,
+            rows,
+            wide=True,
+        )
+    ]
 
 
-def setting(value: Any) -> str:
+def setting_text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple, dict)):

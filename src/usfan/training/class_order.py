@@ -41,69 +41,84 @@ def better_order(predicted: Tensor, labels: Tensor, K: int) -> list[int] | None:
     """For each output, its class if that is clearly not the class with the same number; else None."""
     from scipy.optimize import linear_sum_assignment
 
-    counts = torch.bincount(labels.long().cpu() * K + predicted.long().cpu(), minlength=K * K).view(K, K)
-    own_first = counts * (K + 1) + torch.eye(K, dtype=counts.dtype)  # of two orders that fit alike, the one given
-    _, columns = linear_sum_assignment(own_first.numpy(), maximize=True)
+    labels = labels.long().cpu()
+    predicted = predicted.long().cpu()
+    counts = torch.bincount(labels * K + predicted, minlength=K * K).view(K, K)
+    # Of two orders that fit alike, the user's is taken.
+    preference = counts * (K + 1) + torch.eye(K, dtype=counts.dtype)
+    _, columns = linear_sum_assignment(preference.numpy(), maximize=True)
     order = list(range(K))
     for cycle in cycles(columns.tolist()):
-        places = [int(columns[k]) for k in cycle]
+        outputs = columns[cycle].tolist()
         total = int(counts[cycle].sum())
-        own, other = int(counts[cycle, cycle].sum()), int(counts[cycle, places].sum())
-        if fits_far_better(own, other, total, K, len(cycle)):
-            for k, place in zip(cycle, places, strict=True):
-                order[place] = k
+        same = int(counts[cycle, cycle].sum())
+        other = int(counts[cycle, outputs].sum())
+        if fits_far_better(same, other, total, K, len(cycle)):
+            for k, output in zip(cycle, outputs, strict=True):
+                order[output] = k
     return order if order != list(range(K)) else None
 
 
 def cycles(permutation: list[int]) -> list[list[int]]:
     """The cycles of two or more."""
-    seen: set[int] = set()
-    found = []
+    visited: set[int] = set()
+    long_cycles = []
     for first in range(len(permutation)):
-        cycle, k = [], first
-        while k not in seen:
-            seen.add(k)
+        cycle = []
+        k = first
+        while k not in visited:
+            visited.add(k)
             cycle.append(k)
             k = permutation[k]
         if len(cycle) > 1:
-            found.append(cycle)
-    return found
+            long_cycles.append(cycle)
+    return long_cycles
 
 
-def fits_far_better(own: int, other: int, total: int, K: int, length: int) -> bool:
-    """Whether the images say so: they fit well, the order given fits badly, and chance does not explain it."""
-    if total == 0 or other < FITS * total or other < FAR * own:
+def fits_far_better(same: int, other: int, total: int, K: int, length: int) -> bool:
+    """Whether the images fit the other order well, the user's order badly, and chance does not explain it."""
+    if total == 0 or other < FITS * total or other < FAR * same:
         return False
     right = min(other / total, 0.95)
-    evidence = other * math.log(right * K) + (total - other) * math.log((1 - right) * K / (K - 1))
+    evidence = other * math.log(right * K) + (total - other) * math.log(
+        (1 - right) * K / (K - 1)
+    )
     return evidence > EVIDENCE + min(math.lgamma(K + 1), 2 * length * math.log(K))
 
 
-def check_order(logits: Tensor, labels: Tensor | None, classes: Sequence[str], what: str) -> None:
+def check_order(
+    logits: Tensor, labels: Tensor | None, classes: Sequence[str], what: str
+) -> None:
     """Raise `ClassOrderError` if the labels say that the names belong to other outputs. N×K logits, N labels."""
     if labels is None:
         return
-    predicted, labels, K = logits.argmax(dim=1).cpu(), labels.cpu(), len(classes)
+    predicted = logits.argmax(dim=1).cpu()
+    labels = labels.cpu()
+    K = len(classes)
     known = labels < K
     order = better_order(predicted[known], labels[known], K)
     if order is None:
         return
-    place = torch.tensor(order).argsort()
-    own, other = (100 * float((predicted == x).double().mean()) for x in (labels, place[labels.clamp(max=K - 1)]))
+    output_of = torch.tensor(order).argsort()
+    reordered = output_of[labels.clamp(max=K - 1)]
+    same = 100 * float((predicted == labels).double().mean())
+    other = 100 * float((predicted == reordered).double().mean())
     names = tuple(classes[k] for k in order)
     raise ClassOrderError(
-        f"the class names are in another order than the model's outputs: {own:.0f} % of its predictions fit the labels "
-        f"of {what}, and {other:.0f} % do if {told(names, classes)}",
+        f"the class names are in another order than the model's outputs: {same:.0f} % of its predictions fit the "
+        f"labels of {what}, and {other:.0f} % do if {describe_order(names, classes)}",
         names,
     )
 
 
-def told(names: tuple[str, ...], given: Sequence[str]) -> str:
+def describe_order(names: tuple[str, ...], user_names: Sequence[str]) -> str:
     """Which order fits, and how to give it."""
-    if list(names) == sorted(given):
+    if list(names) == sorted(user_names):
         which = "capitals come first, as in torchvision's ImageFolder"
         return f"{which} ({some(names, NAMED)}): pass classes=sorted(names), or a file with the names in this order"
     if len(names) <= NAMED:
-        return f"the order is {', '.join(names)}: pass classes=, or --classes FILE, in this order"
-    moved = [f"{j} is {name}" for j, name in enumerate(names) if name != given[j]]
+        return (
+            f"the order is {', '.join(names)}: pass classes=, or --classes FILE, in this order"
+        )
+    moved = [f"{j} is {name}" for j, name in enumerate(names) if name != user_names[j]]
     return f"output {some(moved, 4)}: pass classes= in the order of the model's outputs"

@@ -14,23 +14,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from usfan.artifacts.model import SourceModel, as_images, trained_rate
-from usfan.artifacts.schema import check_names
-from usfan.compute.passes import engine_store, prepare
-from usfan.compute.runtime import Runtime, start_runtime
 from usfan.config import RuntimeConfig
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.labels import checked_classes
 from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec, test_view
+from usfan.engine.passes import engine_store, prepare
+from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
 from usfan.models.classifier import copy_module, guess_head, wrap_module
+from usfan.store.model import SourceModel, as_images
+from usfan.store.schema import check_names
 from usfan.training.class_order import check_order
-from usfan.training.source import Rival, fit_posterior
+from usfan.training.source import fit_posterior
+from usfan.uncertainty.base import FitSettings
+from usfan.uncertainty.kronecker import KroneckerPosterior
 
 Progress = Callable[[int], None] | None
-"""Told of the images of each batch that has passed."""
+"""Called with the number of images of each batch that has passed."""
 log = logging.getLogger(__name__)
 
 SMALL = 128
@@ -43,12 +45,9 @@ def attach_posterior(
     head: str | None = None,
     *,
     classes: Sequence[str] | None = None,
-    prior: float | str = "evidence",
-    damping: str = "exact",
-    weight_decay: float | None = None,
     spec: InputSpec | None = None,
     runtime: RuntimeConfig | Runtime | None = None,
-    rival: Rival | None = None,
+    settings: FitSettings | None = None,
     progress: Progress = None,
 ) -> SourceModel:
     """A posterior for a classifier that is already trained; no retraining. It must end in the Linear named `head`.
@@ -58,26 +57,44 @@ def attach_posterior(
     Unlabelled data is enough: the posterior needs features and logits only. With labels, an order of names that does
     not fit the module's predictions is refused, and the one that fits is named (`ClassOrderError`).
     """
-    engine = runtime if isinstance(runtime, Runtime) else start_runtime(runtime)
-    needs_weight_decay(prior, weight_decay, f"this {type(module).__name__}")
+    runtime = start_runtime(runtime)
+    settings = settings or FitSettings()
+    needs_weight_decay(settings, f"this {type(module).__name__}")
     data = named_data(as_images(data), classes)
-    spec = spec or module_spec(copy_module(module).float() if is_odd(module) else module, data)
     check_names(tuple(data.classes or ()))
-    module = copy_module(module).to(engine.device, torch.float32)  # posteriors, views and saved models are float32
-    known = recognise_timm(module)
-    store = engine_store(data, spec, engine)
-    rows = torch.arange(min(2, len(store)), device=engine.device)
-    classifier = wrap_module(module, head, test_view(store.batch(rows, engine.device), spec))
-    classifier = prepare(classifier, spec, engine)  # type: ignore[assignment]
-    outputs = classifier.head.out_features
-    names = output_names(data, outputs)
-    check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
-    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
-    posterior, other = fit_posterior(classifier, store, spec, engine, prior, rival=rival, **options)
-    architecture = {"module": type(module).__name__, "head": classifier.head_name} | ({"timm": known} if known else {})
+    # Posteriors, views and saved models are float32.
+    module = copy_module(module).to(torch.float32)
+    spec = spec or module_spec(module, data)
+    module = module.to(runtime.device)
+    timm_name = recognise_timm(module)
+    store = engine_store(data, spec, runtime)
+    rows = torch.arange(min(2, len(store)), device=runtime.device)
+    classifier = wrap_module(module, head, test_view(store.batch(rows, runtime.device), spec))
+    classifier = prepare(classifier, spec, runtime)  # type: ignore[assignment]
+    names = output_names(data, classifier.head.out_features)
+    posterior, fitted = fit_posterior(
+        classifier,
+        store,
+        spec,
+        runtime,
+        settings,
+        progress,
+        functools.partial(check_order, labels=store.labels, classes=names, what=data.name),
+    )
+    architecture = {"module": type(module).__name__, "head": classifier.head_name}
+    if timm_name:
+        architecture["timm"] = timm_name
+    summary = summary_of(posterior, settings)
+    return SourceModel(
+        classifier.eval(), posterior, names, spec, architecture, summary, uncertainty=fitted
+    )
+
+
+def summary_of(posterior: KroneckerPosterior, settings: FitSettings) -> dict[str, float]:
     summary = {"prior_precision": posterior.prior_precision}
-    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
-    return SourceModel(classifier.eval(), posterior, names, spec, architecture, summary, rival=other)
+    if settings.weight_decay is not None:
+        summary["weight_decay"] = settings.weight_decay
+    return summary
 
 
 def named_data(data: ImageData, classes: Sequence[str] | None) -> ImageData:
@@ -94,7 +111,8 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
     if data.classes is None:
         log.warning(
             "%s has no labels: the model's classes are called class 0 to class %d until classes= names them",
-            *(data.name, outputs - 1),
+            data.name,
+            outputs - 1,
         )
         return tuple(f"class {i}" for i in range(outputs))
     if len(data.classes) != outputs:
@@ -103,20 +121,20 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
     return tuple(data.classes)
 
 
-def is_odd(module: nn.Module) -> bool:
-    """Whether some of its numbers are not float32, as those of a module in half or double precision."""
-    return any(t.is_floating_point() and t.dtype != torch.float32 for t in (*module.parameters(), *module.buffers()))
-
-
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
         return timm_spec(module)
     guess = guess_spec(module, data)
-    spec = next((s for s in (guess, InputSpec()) if takes(module, s)), guess)
+    spec = guess
+    if not takes(module, guess) and takes(module, InputSpec()):
+        spec = InputSpec()
     log.warning(
-        "%s does not say what images it takes: it is given %d×%d×%d, normalised by mean %s and std %s; "
+        "%s does not say what images it takes: it is given %s, normalised by mean %s and std %s; "
         "pass spec=usfan.InputSpec(…) if it was trained on others",
-        *(type(module).__name__, spec.channels, spec.size, spec.size, spec.mean, spec.std),
+        type(module).__name__,
+        spec.shape_text,
+        spec.mean,
+        spec.std,
     )
     return spec
 
@@ -124,27 +142,35 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
     """The channels of its first convolution. Pictures keep their size if they are small (or, without
     convolutions, as the first Linear needs them), else as ImageNet's networks take them."""
-    size, channels = small_side(data), 3
-    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    side = small_side(data)
+    channels = 3
+    layers = list(module.modules())
+    convolution = next((m for m in layers if isinstance(m, nn.Conv2d)), None)
+    linear = next((m for m in layers if isinstance(m, nn.Linear)), None)
     if convolution is not None:
         channels = 1 if convolution.in_channels == 1 else 3
     elif linear is not None:
-        fits = [(c, math.isqrt(linear.in_features // c)) for c in (1, 3)]
-        channels, size = next(((c, s) for c, s in fits if c * s * s == linear.in_features), (channels, size))
+        for count in (3, 1):
+            root = math.isqrt(linear.in_features // count)
+            if count * root * root == linear.in_features:
+                channels = count
+                side = root
     normal = InputSpec()
-    mean, std = (normal.mean, normal.std) if channels == 3 else ((0.5,), (0.5,))
-    if size is None:
-        return dataclasses.replace(normal, channels=channels, mean=mean, std=std)
-    return InputSpec(channels, size, size, mean, std, "resized-crop-flip" if channels == 3 else "none")
+    if channels == 1:
+        normal = dataclasses.replace(normal, channels=1, mean=(0.5,), std=(0.5,))
+    if side is None:
+        return normal
+    augment = "resized-crop-flip" if channels == 3 else "none"
+    return dataclasses.replace(normal, size=side, resize=side, augment=augment)
 
 
 def takes(module: nn.Module, spec: InputSpec) -> bool:
     """Whether the module runs on images of this shape."""
-    was_training, where = module.training, next(module.parameters(), torch.empty(0)).device
+    was_training = module.training
+    where = next(module.parameters(), torch.empty(0)).device
     try:
         with torch.no_grad():
-            module.eval()(torch.zeros(2, spec.channels, spec.size, spec.size, device=where))
+            module.eval()(torch.zeros(2, *spec.shape, device=where))
     except Exception:  # the module's own; what it says is said when the images come
         return False
     finally:
@@ -161,24 +187,26 @@ def small_side(data: ImageData) -> int | None:
     return None
 
 
-def needs_weight_decay(prior: float | str, weight_decay: object, model: str) -> None:
+def needs_weight_decay(settings: FitSettings, model: str) -> None:
     """Raise if the prior needs a weight decay that is unknown, before any image is decoded."""
-    number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
-    if prior == "weight-decay" and not (number and 0 < float(weight_decay) < math.inf):  # type: ignore[arg-type]
-        what = "is not stored with" if weight_decay is None else f"is {weight_decay!r} for"
-        raise ConfigError(f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay")
+    decay = settings.weight_decay
+    if settings.prior != "weight-decay":
+        return
+    usable = isinstance(decay, (int, float)) and not isinstance(decay, bool)
+    if not usable or not 0 < float(decay or 0) < math.inf:
+        what = "is not stored with" if decay is None else f"is {decay!r} for"
+        raise ConfigError(
+            f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay"
+        )
 
 
 def refit_posterior(
     model: SourceModel,
     data: ImageData,
     runtime: Runtime,
+    settings: FitSettings,
     *,
-    prior: float | str,
-    damping: str,
     classes: Sequence[str] | None = None,
-    weight_decay: float | None = None,
-    rival: Rival | None = None,
     progress: Progress = None,
 ) -> SourceModel:
     """The same network; a new posterior from this data. The weight decay is the stored one unless another is given.
@@ -188,24 +216,29 @@ def refit_posterior(
     if classes is not None:
         names = checked_classes(classes)
         if len(names) != len(model.classes):
-            raise DataError(f"classes= holds {len(names)} names, the model has {len(model.classes)} classes")
+            raise DataError(
+                f"classes= holds {len(names)} names, the model has {len(model.classes)} classes"
+            )
         model = dataclasses.replace(model, classes=names)
-    if weight_decay is None:
-        weight_decay = model.summary.get("weight_decay")
-    needs_weight_decay(prior, weight_decay, "the model")
+    decay = settings.weight_decay
+    if decay is None:
+        decay = model.summary.get("weight_decay")
+    settings = dataclasses.replace(
+        settings, weight_decay=decay, trained_rate=model.dropout_rate
+    )
+    needs_weight_decay(settings, "the model")
     if data.labels is not None:
         data = data.match_classes(model.classes)
-    spec = model.spec
-    store = engine_store(data, spec, runtime)
+    store = engine_store(data, model.spec, runtime)
     model.to(runtime.device)
-    check = functools.partial(check_order, labels=store.labels, classes=model.classes, what=data.name)
-    options: dict[str, Any] = {"weight_decay": weight_decay, "damping": damping, "progress": progress, "check": check}
-    if rival is not None and rival.uncertainty == "mc-dropout" and rival.rate is None:
-        rival = dataclasses.replace(rival, rate=trained_rate(model))
-    posterior, other = fit_posterior(model.classifier, store, spec, runtime, prior, rival=rival, **options)
-    summary = {**model.summary, "prior_precision": posterior.prior_precision}
-    summary |= {} if weight_decay is None else {"weight_decay": weight_decay}
-    return dataclasses.replace(model, posterior=posterior, summary=summary, rival=other)
+    check = functools.partial(
+        check_order, labels=store.labels, classes=model.classes, what=data.name
+    )
+    posterior, fitted = fit_posterior(
+        model.classifier, store, model.spec, runtime, settings, progress, check
+    )
+    summary = {**model.summary, **summary_of(posterior, settings)}
+    return dataclasses.replace(model, posterior=posterior, summary=summary, uncertainty=fitted)
 
 
 def from_state_dict(
@@ -213,31 +246,41 @@ def from_state_dict(
     backbone: str | None,
     data: ImageData,
     runtime: Runtime,
+    settings: FitSettings,
     *,
-    head: str | None,
+    head: str | None = None,
     classes: Sequence[str] | None = None,
-    **options: Any,
+    progress: Progress = None,
 ) -> SourceModel:
-    """A timm classifier from its weights; the classes are those given, or those of the data, in its order. `options`
-    are those of `attach_posterior`."""
+    """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
-        raise ConfigError(f"{path} is a weights file: say which network it belongs to, --backbone NAME")
-    needs_weight_decay(options.get("prior", "evidence"), options.get("weight_decay"), path)
+        raise ConfigError(
+            f"{path} is a weights file: say which network it belongs to, --backbone NAME"
+        )
+    needs_weight_decay(settings, path)
     data = named_data(data, classes)
     state = read_state(file)
     module = timm_model(backbone)
     name = head or guess_head(module)
     weight = state.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
-        raise ConfigError(f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?")
+        raise ConfigError(
+            f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?"
+        )
     if data.classes is not None and len(data.classes) != len(weight):
-        raise DataError(f"{data.name} has {len(data.classes)} classes, {path} has {len(weight)}")
+        raise DataError(
+            f"{data.name} has {len(data.classes)} classes, {path} has {len(weight)}"
+        )
     module = timm_model(backbone, num_classes=len(weight))
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise ConfigError(f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}") from None
-    return attach_posterior(module, data, head=head, runtime=runtime, **options)
+        raise ConfigError(
+            f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}"
+        ) from None
+    return attach_posterior(
+        module, data, head, runtime=runtime, settings=settings, progress=progress
+    )

@@ -13,7 +13,13 @@ from PIL import Image, PngImagePlugin
 
 from lookalikes import to_square
 from usfan.data.decoding import decode
-from usfan.data.decoding.decode import UnreadableImage, decode_bytes, decode_file, planes, to_tensor
+from usfan.data.decoding.decode import (
+    UnreadableImage,
+    decode_bytes,
+    decode_file,
+    planes,
+    to_tensor,
+)
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -73,7 +79,9 @@ def test_exif_orientation_is_applied(format, orientation):
 
 def test_damaged_exif_is_ignored(make_picture):
     image = make_picture(1)
-    content = encoded(Image.fromarray(image), "PNG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\xff\xff")
+    content = encoded(
+        Image.fromarray(image), "PNG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\xff\xff"
+    )
     assert (pixels(content) == image).all()
 
 
@@ -97,7 +105,9 @@ def test_transparency_lies_over_white():
         found = pixels(content)
         assert (found[:2] == (200, 100, 50)).all()
         assert (found[2:] == 255).all()
-    grey = Image.fromarray(np.stack([np.full((4, 4), 40, np.uint8), rgba[..., 3]], axis=-1), "LA")
+    grey = Image.fromarray(
+        np.stack([np.full((4, 4), 40, np.uint8), rgba[..., 3]], axis=-1), "LA"
+    )
     assert pixels(encoded(grey), channels=1)[:, 0].tolist() == [40, 40, 255, 255]
 
 
@@ -114,7 +124,9 @@ def test_palette(transparency):
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
 def test_16_bit_grey_keeps_its_high_byte(format):
     deep = np.array([[0, 255, 256, 32768, 65535]], np.uint16)
-    assert pixels(encoded(Image.fromarray(deep), format), channels=1).tolist() == [[0, 0, 1, 128, 255]]
+    assert pixels(encoded(Image.fromarray(deep), format), channels=1).tolist() == [
+        [0, 0, 1, 128, 255]
+    ]
 
 
 def test_big_endian_tiff():
@@ -131,12 +143,21 @@ def test_big_endian_tiff():
     ],
 )
 def test_32_bit_integers(values, expected):
-    assert pixels(encoded(Image.fromarray(np.array(values, np.int32)), "TIFF"), channels=1).tolist() == expected
+    assert (
+        pixels(
+            encoded(Image.fromarray(np.array(values, np.int32)), "TIFF"), channels=1
+        ).tolist()
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([[0, 0.5, 1]], [[0, 128, 255]]), ([[0, 3, 255]], [[0, 3, 255]]), ([[-2, 0, 2]], [[0, 128, 255]])],
+    [
+        ([[0, 0.5, 1]], [[0, 128, 255]]),
+        ([[0, 3, 255]], [[0, 3, 255]]),
+        ([[-2, 0, 2]], [[0, 128, 255]]),
+    ],
 )
 def test_floats(values, expected):
     content = encoded(Image.fromarray(np.array(values, np.float32)), "TIFF")
@@ -195,7 +216,9 @@ def test_a_fifo_does_not_block(tmp_path):
 def test_decompression_bombs_are_refused_before_memory_is_taken(size, monkeypatch):
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("was decoded"))
     header = (
-        b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _be(size[0]) + _be(size[1]) + b"\x08\x02\0\0\0") + _chunk(b"IDAT", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", _be(size[0]) + _be(size[1]) + b"\x08\x02\0\0\0")
+        + _chunk(b"IDAT", b"")
     )
     with pytest.raises(UnreadableImage, match="too large"):
         decode_bytes(header, "bomb.png")
@@ -210,7 +233,9 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def test_pillow_warnings_stay_inside(make_picture):
-    corrupt = encoded(Image.fromarray(make_picture(0)), "TIFF").replace(b"\x03\x00\x01\x00", b"\x03\x00\x00\x00", 3)
+    corrupt = encoded(Image.fromarray(make_picture(0)), "TIFF").replace(
+        b"\x03\x00\x01\x00", b"\x03\x00\x00\x00", 3
+    )
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 200, 100, 0])
     with warnings.catch_warnings(record=True) as seen:
@@ -236,18 +261,26 @@ def test_warning_filters_survive_threads(make_picture):
 @pytest.mark.parametrize("size", [8, 33, 64])
 def test_to_square_is_pillows_bilinear_resize(make_picture, size):
     image = Image.fromarray(make_picture(5, 50, 30))
-    expected = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    expected = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).transpose(
+        2, 0, 1
+    )
     found = to_square(image, size)
     assert found.dtype == torch.uint8
     assert (found.numpy() == expected).all()
     grey = to_square(image, size, channels=1)
-    assert (grey.numpy()[0] == np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))).all()
+    assert (
+        grey.numpy()[0]
+        == np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
+    ).all()
 
 
 def test_to_tensor_and_planes(make_picture):
     image = make_picture(6)
     assert (to_tensor(Image.fromarray(image)).numpy() == image.transpose(2, 0, 1)).all()
-    assert planes(Image.fromarray(image)) == np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
+    assert (
+        planes(Image.fromarray(image))
+        == np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes()
+    )
 
 
 def test_names_with_line_breaks_stay_on_one_line(tmp_path):
@@ -258,5 +291,7 @@ def test_names_with_line_breaks_stay_on_one_line(tmp_path):
 
 def test_decoding_does_without_torch_and_numpy():
     code = "import sys, usfan.data.decoding.process; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"

@@ -59,7 +59,9 @@ def mutate(content: bytes, others: list[bytes], rng: random.Random) -> bytes:
         if kind == 0:
             mutated[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            mutated[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\0\0\xff\xff"])
+            mutated[at : at + 4] = rng.choice(
+                [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\0\0\xff\xff"]
+            )
         elif kind == 2:
             del mutated[at : at + rng.randrange(1, 30)]
         elif kind == 3:
@@ -70,7 +72,11 @@ def mutate(content: bytes, others: list[bytes], rng: random.Random) -> bytes:
         if not mutated:
             break
         head = min(len(mutated), 200)
-    return bytes(mutated[: rng.randrange(1, len(mutated) + 1)]) if mutated and rng.random() < 0.25 else bytes(mutated)
+    return (
+        bytes(mutated[: rng.randrange(1, len(mutated) + 1)])
+        if mutated and rng.random() < 0.25
+        else bytes(mutated)
+    )
 
 
 def test_mutated_files(make_picture):
@@ -99,7 +105,9 @@ def test_mutated_files(make_picture):
             assert 0 < len(refused.reason) < 150
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{COUNT} files: {outcomes}, slowest {slowest:.2f} s, memory grew by {grown:.0f} MiB")
-    assert min(outcomes.values()) > COUNT / 20  # the mutations are neither harmless nor hopeless
+    assert (
+        min(outcomes.values()) > COUNT / 20
+    )  # the mutations are neither harmless nor hopeless
     assert slowest < 2
     assert grown < 500
 
@@ -109,7 +117,9 @@ def test_mutated_files_in_a_folder(make_picture, tmp_path, workers):
     rng = random.Random(1)
     contents = originals(make_picture)
     for number in range(100):
-        (tmp_path / f"{number:03}.jpg").write_bytes(mutate(contents[number % len(contents)], contents, rng))
+        (tmp_path / f"{number:03}.jpg").write_bytes(
+            mutate(contents[number % len(contents)], contents, rng)
+        )
     skipped: list[Skipped] = []
     batches = stream(ImageData(tmp_path), size=32, workers=workers, skipped=skipped)
     read = [i for index, _ in batches for i in index.tolist()]

@@ -14,32 +14,39 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from usfan.adaptation.terms.bank import Bank, agreement
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least
-from usfan.scoring.objectives import Total, global_sum
+from usfan.adaptation.terms.term import Batch, Context
+from usfan.config import number
 
 
 @dataclass
 class AttractDisperse(Bank):
-    """Predicted as the neighbours are, and apart from the rest of the batch."""
+    """Predictions agree with the neighbours, and differ from the rest of the batch."""
 
-    dispersion_decay: float = 1.0
+    dispersion_decay: float = number(1.0)
     """β, how fast the weight of the dispersing part decays; 0 keeps it at 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("dispersion_decay", self.dispersion_decay, 0)
 
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
-        attracted = self.mean(-(self.certainty[near] * agreement(batch.probs, self.probs[near])).sum(dim=1), batch)
-        dispersed = dispersion(batch.probs, self.guide.known[batch.samples], self.total)
+        similarity = self.certainty[near] * agreement(batch.probs, self.probs[near])
+        attracted = self.mean(-similarity.sum(dim=1), batch)
+        dispersed = dispersion(self.context, batch.probs, self.context.known(batch))
         batch.notes["loss_dispersion"] = dispersed
-        return attracted + (1 + 10 * batch.done) ** -self.dispersion_decay * dispersed
+        return attracted + decay(batch, self.dispersion_decay) * dispersed
 
 
-def dispersion(probs: Tensor, known: Tensor, total: Total) -> Tensor:
+def decay(batch: Batch, power: float) -> Tensor:
+    """α = (1 + 10 t)^−β."""
+    return (1 + 10 * batch.done) ** -power
+
+
+def dispersion(
+    context: Context,
+    probs: Tensor,
+    known: Tensor,
+) -> Tensor:
     """E[Σ_m p·p_m] over the known samples, m the other ones: (‖Σ p‖² − Σ ‖p‖²) / B, without B×B products."""
-    kept = known[:, None] * probs
-    whole, own = global_sum(kept, total), global_sum(kept.square().sum(dim=1), total)
-    return (whole.square().sum() - own) / total(known.sum()).clamp_min(1)
+    probs = known[:, None] * probs
+    total = context.sum(probs)
+    squares = context.sum(probs.square().sum(dim=1))
+    count = context.sum(known).clamp_min(1)
+    return (total.square().sum() - squares) / count

@@ -21,11 +21,8 @@ from torch.nn.functional import normalize, one_hot
 
 from usfan.adaptation.certainty import divide_by_mean
 from usfan.adaptation.terms.mixup import Mixup
-from usfan.adaptation.terms.term import Context
-from usfan.compute.loop import Batch
-from usfan.posterior.predictive import certainty_weights
-from usfan.scoring.objectives import global_mean, soft_cross_entropy
-from usfan.scoring.outputs import Outputs
+from usfan.adaptation.terms.term import Batch, Context, Outputs
+from usfan.maths.objectives import certainty_weights, soft_cross_entropy
 
 RIDGE = 1e-6
 """Added to the diagonal of each covariance: `--epsilon` of the authors' image_target_CoWA.py (Jhyun17/CoWA-JMDS), which
@@ -45,49 +42,71 @@ class WeightedMixup(Mixup):
         self.scores = context.source.probs.new_zeros(context.count)
 
     def refresh(self, outputs: Outputs) -> None:
-        labels, scores = jmds(outputs.features, outputs.probs, self.guide.known)
+        known = self.guide.known
+        labels, scores = jmds(outputs.features, outputs.probs, known)
         if self.certain:
-            scores = scores * divide_by_mean(certainty_weights(outputs.posterior_probs), self.guide.known)
+            weights = certainty_weights(outputs.posterior_probs)
+            scores = scores * divide_by_mean(weights, known)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
-        self.scores.copy_(scores * self.guide.known)
+        self.scores.copy_(scores * known)
 
     def __call__(self, batch: Batch) -> Tensor:
-        own = (batch.images, self.targets[batch.samples], self.scores[batch.samples])
-        images, targets, weights = self.mixed(batch, self.shares[batch.samples], *own)
+        samples = batch.samples
+        images, targets, weights = self.mixed(
+            batch,
+            self.shares[samples],
+            batch.images,
+            self.targets[samples],
+            self.scores[samples],
+        )
         _, logits = batch.forward(images)
-        loss = global_mean(weights * soft_cross_entropy(logits, targets), self.total)
+        loss = self.context.mean(weights * soft_cross_entropy(logits, targets))
         batch.notes["loss_mixup"] = loss
         return loss
 
 
-def jmds(features: Tensor, probs: Tensor, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def jmds(
+    features: Tensor,
+    probs: Tensor,
+    known: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Labels N and scores N in [0, 1]; samples that are not known have no part in the Gaussians."""
-    phi, shares, spread = normalize(features, dim=1), probs, torch.ones_like(probs)
-    counts = torch.ones_like(probs[:, 0]) if known is None else known
+    phi = normalize(features, dim=1)
+    shares = probs
+    spread = torch.ones_like(probs)
+    if known is None:
+        known = torch.ones_like(probs[:, 0])
     for _ in range(2):
-        logs = class_log_probs(phi, shares * counts[:, None], spread * counts[:, None])
-        shares = spread = logs.exp()
+        logs = class_log_probs(phi, shares * known[:, None], spread * known[:, None])
+        shares = logs.exp()
+        spread = shares
     top = logs.topk(2, dim=1)
     gap = top.values[:, 0] - top.values[:, 1]
     labels = top.indices[:, 0]
-    return labels, gap / gap.max().clamp_min(1e-12) * probs.gather(1, labels[:, None])[:, 0]
+    label_probs = probs.gather(1, labels[:, None])[:, 0]
+    return labels, gap / gap.max().clamp_min(1e-12) * label_probs
 
 
-def class_log_probs(phi: Tensor, shares: Tensor, spread: Tensor) -> Tensor:
-    """log P(k | φ), N×K, of Gaussians with means and weights by `shares` N×K, and covariances by `spread` N×K. What is
-    D×D is inverted in float64: a class may have fewer samples than features, and only the ridge for the rest."""
+def class_log_probs(
+    phi: Tensor,
+    shares: Tensor,
+    spread: Tensor,
+) -> Tensor:
+    """log P(k | φ), N×K, of Gaussians with means and weights by `shares` N×K, and covariances by `spread` N×K. D×D
+    matrices are inverted in float64: a class may have fewer samples than features, and only the ridge for the rest."""
     sizes = shares.sum(dim=0).clamp_min(1e-12)
     means = shares.T @ phi / sizes[:, None]
     unit = torch.eye(phi.shape[1], dtype=torch.float64, device=phi.device)
     columns = []
     for mean, size, part in zip(means, sizes, spread.T, strict=True):
         away = phi - mean
-        weighted = (
-            away.double() * part.double().sqrt()[:, None]
-        )  # in float32, with TF32 above all, it can be indefinite
-        covariance = weighted.T @ weighted / part.double().sum().clamp_min(1e-12)
+        part = part.double()
+        # in float32, with TF32 above all, the covariance can be indefinite
+        weighted = away.double() * part.sqrt()[:, None]
+        covariance = weighted.T @ weighted / part.sum().clamp_min(1e-12)
         root = torch.linalg.cholesky(covariance + RIDGE * unit)
         whiten = torch.linalg.solve_triangular(root, unit, upper=False).to(phi)
         distance = (away @ whiten.T).square().sum(dim=1)
-        columns.append(size.log() - root.diagonal().log().sum().to(phi) - distance / 2)
+        log_determinant = root.diagonal().log().sum().to(phi)
+        columns.append(size.log() - log_determinant - distance / 2)
     return torch.stack(columns, dim=1).log_softmax(dim=1)

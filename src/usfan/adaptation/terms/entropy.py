@@ -10,40 +10,33 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from usfan.adaptation.terms.term import Context, Term
-from usfan.compute.loop import Batch
-from usfan.config_checks import between
-from usfan.posterior.predictive import entropy
-from usfan.scoring.objectives import global_mean, sample_entropy
-from usfan.scoring.outputs import Outputs
+from usfan.adaptation.terms.term import Batch, Context, Outputs, Term
+from usfan.config import number
+from usfan.maths.objectives import entropy, recipe_entropy
 
 
 @dataclass
 class Entropy(Term):
-    """Confident on each sample."""
+    """Predictions are certain on each sample."""
 
-    entropy_gate: float = 1.0
+    entropy_gate: float = number(1.0, 0, 1)
     """Samples with an entropy above this share of ln K are left out: 1 leaves out none, 0.4 is EATA's."""
     certain: bool = False
-    """Ask the gate about the posterior predictive at the last refresh instead of the batch's own predictions."""
-
-    def __post_init__(self) -> None:
-        between("entropy_gate", self.entropy_gate, 0, 1)
+    """Ask the gate about the posterior predictive at the last refresh instead of the batch's predictions."""
 
     def start(self, context: Context) -> None:
-        self.guide, self.total = context.guide, context.runtime.total_or_alone
         self.doubt = context.source.probs.new_zeros(context.count)
-        self.most = self.entropy_gate * math.log(context.classes)
 
     def refresh(self, outputs: Outputs) -> None:
         self.doubt.copy_(entropy(outputs.posterior_probs))
 
     def __call__(self, batch: Batch) -> Tensor:
-        each = sample_entropy(batch.probs)
-        mask = self.guide.known[batch.samples]
+        each = recipe_entropy(batch.probs)
+        mask = self.context.known(batch)
         if self.entropy_gate < 1:
             doubt = self.doubt[batch.samples] if self.certain else each.detach()
-            mask = mask * (doubt <= self.most)
-        loss = global_mean(each, self.total, mask)
+            most = self.entropy_gate * math.log(self.context.classes)
+            mask = mask * (doubt <= most)
+        loss = self.context.mean(each, mask=mask)
         batch.notes["loss_entropy"] = loss
         return loss

@@ -2,7 +2,7 @@
 
     E[−Σ_j w_j log(p·p_j)]        over the k nearest rows j of the bank; w_j = 1, or the certainty of row j
 
-The authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a term of its own
+The authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a separate term
 (`terms.information` at γ = 1).
 """
 
@@ -14,22 +14,29 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.terms.bank import Bank, agreement
-from usfan.compute.loop import Batch
-from usfan.scoring.objectives import EPSILON
+from usfan.adaptation.terms.term import Batch
+from usfan.config import number
+from usfan.maths.objectives import EPSILON
 
 
 @dataclass
 class LocalStructure(Bank):
-    """Predicted as the nearest neighbours are."""
+    """Predictions agree with the nearest neighbours."""
 
-    neighbours: int = 2
+    neighbours: int = number(2, 1)
     """Nearest samples, by cosine of the features, with which a prediction is compared."""
 
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
-        return self.mean(local_structure(batch.probs, self.probs[near], self.certainty[near]), batch)
+        each = local_structure(batch.probs, self.probs[near], self.certainty[near])
+        return self.mean(each, batch)
 
 
-def local_structure(probs: Tensor, near: Tensor, strength: Tensor) -> Tensor:
+def local_structure(
+    probs: Tensor,
+    near: Tensor,
+    strength: Tensor,
+) -> Tensor:
     """−Σ_j w_j log(p·p_j) per sample: probs B×K, near B×k×K, strength B×k."""
-    return -(strength * torch.log(agreement(probs, near) + EPSILON)).sum(dim=1)
+    logs = torch.log(agreement(probs, near) + EPSILON)
+    return -(strength * logs).sum(dim=1)

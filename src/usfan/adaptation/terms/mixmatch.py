@@ -22,37 +22,28 @@ from torch.nn.functional import normalize, one_hot
 
 from usfan.adaptation.terms.mixup import Mixup
 from usfan.adaptation.terms.selection import best_of_each_class
-from usfan.adaptation.terms.term import Context
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least
-from usfan.errors import ConfigError
-from usfan.posterior.predictive import entropy
-from usfan.scoring.objectives import global_mean, soft_cross_entropy
-from usfan.scoring.outputs import Outputs
+from usfan.adaptation.terms.term import Batch, Context, Outputs
+from usfan.config import number
+from usfan.maths.objectives import entropy, soft_cross_entropy
 
 
 @dataclass
 class MixMatch(Mixup):
     """Semi-supervised learning from the samples that the model is sure of."""
 
-    mixup_alpha: float = 0.75
+    mixup_alpha: float = number(0.75)
     """α of Beta(α, α), from which λ is drawn; 0 mixes nothing."""
-    sharpening: float = 0.5
+    sharpening: float = number(0.5, 1e-6)
     """T, temperature that sharpens the guessed labels."""
-    consistency_weight: float = 100.0
+    consistency_weight: float = number(100.0)
     """u, weight of the loss on samples without a label, at the end of the stage; it grows linearly from 0."""
     certain: bool = False
     """Split by the entropy of the posterior predictive instead of the point estimate's."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("consistency_weight", self.consistency_weight, 0)
-        if not self.sharpening > 0:
-            raise ConfigError(f"sharpening must be positive; got {self.sharpening}")
-
     def start(self, context: Context) -> None:
         super().start(context)
-        self.probs, self.targets = torch.zeros_like(context.source.probs), torch.zeros_like(context.source.probs)
+        self.probs = torch.zeros_like(context.source.probs)
+        self.targets = torch.zeros_like(context.source.probs)
         self.labelled = context.source.probs.new_zeros(context.count)
         self.split = False
 
@@ -62,7 +53,8 @@ class MixMatch(Mixup):
             return
         labels = outputs.probs.argmax(dim=1)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
-        self.labelled.copy_(sure(outputs.posterior_probs if self.certain else outputs.probs, labels))
+        probs = outputs.posterior_probs if self.certain else outputs.probs
+        self.labelled.copy_(sure(probs, labels))
         self.split = True
 
     def tensors(self) -> dict[str, Tensor]:
@@ -74,15 +66,18 @@ class MixMatch(Mixup):
         self.split = True
 
     def __call__(self, batch: Batch) -> Tensor:
-        labelled, known = self.labelled[batch.samples], self.guide.known[batch.samples]
-        guessed = sharpen((batch.probs.detach() + self.probs[batch.samples]) / 2, self.sharpening)
-        own = torch.where(labelled[:, None] > 0, self.targets[batch.samples], guessed)
-        shares = self.shares[batch.samples]
-        images, targets = self.mixed(batch, torch.maximum(shares, 1 - shares), batch.images, own)
+        samples = batch.samples
+        labelled = self.labelled[samples]
+        known = self.context.known(batch)
+        guessed = sharpen((batch.probs.detach() + self.probs[samples]) / 2, self.sharpening)
+        targets = torch.where(labelled[:, None] > 0, self.targets[samples], guessed)
+        shares = torch.maximum(self.shares[samples], 1 - self.shares[samples])
+        images, targets = self.mixed(batch, shares, batch.images, targets)
         _, logits = batch.forward(images)
-        supervised = global_mean(soft_cross_entropy(logits, targets), self.total, labelled * known)
+        each = soft_cross_entropy(logits, targets)
+        supervised = self.context.mean(each, mask=labelled * known)
         apart = (logits.softmax(dim=1) - targets).square().mean(dim=1)
-        consistency = global_mean(apart, self.total, (1 - labelled) * known)
+        consistency = self.context.mean(apart, mask=(1 - labelled) * known)
         batch.notes.update(loss_labelled=supervised, loss_consistency=consistency)
         return supervised + self.consistency_weight * batch.done * consistency
 
@@ -95,5 +90,5 @@ def sure(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
-    """p^(1/T), made to sum to 1."""
+    """p^(1/T), normalised to sum to 1."""
     return normalize(probs ** (1 / temperature), p=1, dim=1)

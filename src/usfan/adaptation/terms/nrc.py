@@ -3,7 +3,7 @@
     E[−Σ_j a_j w_j p·p_j − r Σ_j Σ_m p·p_m]     j: the k nearest rows of the bank, m: the k' nearest rows of each j
 
 a_j is 1 if the sample is itself among the k' nearest of j, else r = 0.1; w_j is 1, or the certainty of row j. The
-authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a term of its own
+authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a separate term
 (`terms.information` at γ = 1).
 """
 
@@ -15,26 +15,21 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.terms.bank import Bank, agreement
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least
-from usfan.scoring.neighbours import nearest_in_bank
+from usfan.adaptation.terms.term import Batch
+from usfan.config import number
+from usfan.maths.neighbours import nearest_in_bank
 
 
 @dataclass
 class Reciprocity(Bank):
-    """Predicted as the neighbours are, most of all as the reciprocal ones."""
+    """Predictions agree with the neighbours, most of all with the reciprocal ones."""
 
-    neighbours: int = 2
+    neighbours: int = number(2, 1)
     """Nearest samples, by cosine of the features, with which a prediction is compared."""
-    further_neighbours: int = 3
+    further_neighbours: int = number(3, 1)
     """Neighbours of each neighbour: they decide who is reciprocal, and are compared with too."""
-    weak_affinity: float = 0.1
+    weak_affinity: float = number(0.1)
     """r, affinity of neighbours that are not reciprocal, and of neighbours' neighbours."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("further_neighbours", self.further_neighbours, 1)
-        at_least("weak_affinity", self.weak_affinity, 0)
 
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
@@ -47,11 +42,16 @@ class Reciprocity(Bank):
     def further(self, near: Tensor) -> Tensor:
         """Positions B×k×k' of the neighbours of the neighbours B×k."""
         rows = near.flatten()
-        found = nearest_in_bank(self.features[rows], self.features, self.further_neighbours, rows)
-        return found.reshape(*near.shape, found.shape[1])
+        queries = self.features[rows]
+        positions = nearest_in_bank(queries, self.features, self.further_neighbours, rows)
+        return positions.reshape(*near.shape, positions.shape[1])
 
 
-def affinity(samples: Tensor, further: Tensor, weak: float) -> Tensor:
+def affinity(
+    samples: Tensor,
+    further: Tensor,
+    weak: float,
+) -> Tensor:
     """a B×k: 1 if the sample is among the neighbours B×k×k' of its neighbour, else `weak`."""
     reciprocal = (further == samples[:, None, None]).any(dim=-1)
     return torch.where(reciprocal, 1.0, weak)

@@ -1,7 +1,7 @@
 """SHOT++'s auxiliary task: by how many quarter turns was this picture turned?
 
     ρ · E[CE(r([z, z']), turns)]          z: features of the picture (no gradient), z': of the turned picture,
-                                          r: a linear layer of the term's own, trained along with the network
+                                          r: a linear layer of the term, trained along with the network
 
 The authors train r alone first, on frozen features; here it is trained along from the start.
 """
@@ -14,37 +14,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from usfan.adaptation.terms.term import Context, Term
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least
-from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
+from usfan.adaptation.terms.term import Batch, Context, Term
+from usfan.config import number
+from usfan.maths.objectives import smoothed_cross_entropy
 
 
 @dataclass
 class Rotation(Term):
-    """Tells by how much a picture was turned."""
+    """Predicts by how much a picture was turned."""
 
-    rotation_weight: float = 0.6
+    rotation_weight: float = number(0.6)
     """ρ, weight of the rotation loss; 0 leaves it out, and then cached features are enough."""
-
-    def __post_init__(self) -> None:
-        at_least("rotation_weight", self.rotation_weight, 0)
 
     @property
     def needs_pixels(self) -> bool:  # type: ignore[override]
         return self.rotation_weight > 0
 
     def start(self, context: Context) -> None:
-        self.total, self.seed = context.runtime.total_or_alone, context.seed
         self.turns = torch.zeros(context.count, dtype=torch.long, device=context.device)
-        width = 2 * context.source.features.shape[1]
-        draw = torch.Generator().manual_seed(context.seed)
-        start = torch.randn(4, width, generator=draw) * (2 / (4 + width)) ** 0.5
-        self.weight = start.to(context.source.features).requires_grad_()
-        self.bias = context.source.features.new_zeros(4).requires_grad_()
+        features = context.source.features
+        width = 2 * features.shape[1]
+        generator = torch.Generator().manual_seed(context.seed)
+        weight = torch.randn(4, width, generator=generator) * (2 / (4 + width)) ** 0.5
+        self.weight = weight.to(features).requires_grad_()
+        self.bias = features.new_zeros(4).requires_grad_()
 
     def begin_epoch(self, epoch: int) -> None:
-        draw = np.random.default_rng((self.seed, epoch, 2))
+        draw = np.random.default_rng((self.context.seed, epoch, 2))
         self.turns.copy_(torch.from_numpy(draw.integers(4, size=len(self.turns))))
 
     def parameters(self) -> list[Tensor]:
@@ -63,8 +59,9 @@ class Rotation(Term):
             return batch.logits.new_zeros(())
         turns = self.turns[batch.samples]
         turned, _ = batch.forward(quarter_turns(batch.images, turns))
-        logits = torch.cat([batch.features.detach(), turned], dim=1) @ self.weight.T + self.bias
-        loss = global_mean(smoothed_cross_entropy(logits, turns, 0.0), self.total)
+        both = torch.cat([batch.features.detach(), turned], dim=1)
+        logits = both @ self.weight.T + self.bias
+        loss = self.context.mean(smoothed_cross_entropy(logits, turns, 0.0))
         batch.notes["loss_rotation"] = loss
         return self.rotation_weight * loss
 

@@ -10,27 +10,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from usfan.adaptation.terms.term import Context, Term
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least
-from usfan.scoring.objectives import global_mean, sample_entropy
+from usfan.adaptation.terms.term import Batch, Term
+from usfan.config import number
+from usfan.maths.objectives import recipe_entropy
 
 
 @dataclass
 class Separation(Term):
     """Raises the entropy of samples judged unknown."""
 
-    separation: float = 1.0
+    separation: float = number(1.0)
     """σ, weight of the term that raises the entropy of images judged unknown; only if there may be new classes."""
-
-    def __post_init__(self) -> None:
-        at_least("separation", self.separation, 0)
-
-    def start(self, context: Context) -> None:
-        self.guide, self.total = context.guide, context.runtime.total_or_alone
 
     def __call__(self, batch: Batch) -> Tensor:
         if not (self.separation and self.guide.rejects):
             return batch.logits.new_zeros(())
-        unknown = 1 - self.guide.known[batch.samples]
-        return -self.separation * global_mean(sample_entropy(batch.probs), self.total, unknown)
+        unknown = 1 - self.context.known(batch)
+        return -self.separation * self.context.mean(recipe_entropy(batch.probs), mask=unknown)

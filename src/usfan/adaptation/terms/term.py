@@ -1,7 +1,7 @@
-"""What every term of stage 2 shares: its settings are fields, its state is made by `start`.
+"""The interface of a loss term of stage 2: its settings are fields, its state is allocated by `start`.
 
     @dataclass
-    class Mine(Term):
+    class Mine(usfan.Term):
         my_weight: float = 0.1
         "Weight of my loss."
 
@@ -12,7 +12,8 @@
             self.bank.copy_(outputs.probs)
 
         def __call__(self, batch):       # the term's part of the loss, its weight included
-            return self.my_weight * (batch.probs * self.bank[batch.samples]).sum(dim=1).mean()
+            each = (batch.probs * self.bank[batch.samples]).sum(dim=1)
+            return self.my_weight * self.context.mean(each, batch)
 
 Shapes: N target samples, B batch, K classes, D features.
 """
@@ -20,23 +21,31 @@ Shapes: N target samples, B batch, K classes, D features.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from usfan.adaptation.facts import Facts
-from usfan.adaptation.given import Given
-from usfan.compute.loop import Batch
-from usfan.compute.runtime import Runtime
+from usfan.adaptation.guidance import Guidance
+from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.user_labels import UserLabels
+from usfan.config import convert
+from usfan.engine.loop import Batch
+from usfan.engine.runtime import Runtime
+from usfan.maths.objectives import global_mean, global_sum
+from usfan.maths.outputs import Outputs
 from usfan.models.classifier import Classifier
-from usfan.scoring.outputs import Outputs
+from usfan.uncertainty.base import Uncertainty
+
+__all__ = ["Batch", "Context", "Outputs", "Term"]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a term may see of the run. It holds neither source data nor labels, except those that the user gave."""
+    """The part of the run that a term may use. It holds neither source data nor labels, except those that the user
+    gave. Its means and sums are over the batches of all processes."""
 
     count: int
     """N."""
@@ -45,38 +54,90 @@ class Context:
     runtime: Runtime
     epochs: int
     seed: int
-    guide: Any
-    """`Guidance`: certainty weights, known samples, class shares."""
+    guide: Guidance
+    """Certainty weights, known samples, class shares."""
     source: Outputs
-    """What the source model says of the target."""
+    """The source model's outputs on the target."""
     witness: Tensor | None = None
     """N × D' features of the target in a frozen pretrained network, or None."""
-    uncertainty: Any = None
+    uncertainty: Uncertainty | None = None
     """Source of certainty: the posterior of the source head, unless the run uses another."""
-    given: Given | None = None
+    user_labels: UserLabels | None = None
     """Labels that the user gave for a few of the images."""
 
     @property
     def device(self) -> torch.device:
         return self.runtime.device
 
+    def known(self, batch: Batch) -> Tensor:
+        """B: 1 for samples judged known, else 0."""
+        return self.guide.known[batch.samples]
+
+    def mean(
+        self,
+        values: Tensor,
+        batch: Batch | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The mean of B×… values: over the samples of the batch judged known, or weighted by a mask (B), or over all
+        values if neither is passed. 0 if no sample counts."""
+        if mask is None and batch is not None:
+            mask = self.known(batch)
+        return global_mean(values, self.runtime.total_or_alone, mask)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the rows of B×… values."""
+        return global_sum(values, self.runtime.total_or_alone)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows B×… of the batches of all processes; no gradient passes."""
+        return self.runtime.gathered(rows)
+
+    def local(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Those of the gathered rows that belong to this process's batch."""
+        if self.runtime.world == 1:
+            return rows
+        samples = self.gather(batch.samples)
+        positions = (samples == batch.samples[:, None]).int().argmax(dim=1)
+        return rows[positions]
+
+    def pin(self, table: Tensor) -> None:
+        """Write the user's labels, if there are any, into a table of N labels or N × K probabilities."""
+        if self.user_labels is not None:
+            self.user_labels.pin(table)
+
+
+class Started:
+    """State of a term that runs."""
+
+    context: Context
+
+    @property
+    def guide(self) -> Guidance:
+        return self.context.guide
+
 
 @dataclass
-class Term:
-    """One summand of the loss of stage 2."""
+class Term(Started):
+    """One summand of the loss of stage 2. A setting with bounds is `usfan.config.number(default, low, high)`."""
 
     needs_pixels = False
-    """Whether the term makes views of its own, so that cached features are not enough."""
+    """Whether the term makes its own views, so that cached features are not enough."""
     needs_witness = False
 
-    def decide(self, facts: Facts) -> Self:
-        """The same term with every setting that was left open (None) decided from what the program can see."""
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            if item.metadata:
+                convert(item, getattr(self, item.name))
+
+    def decide(self, facts: ModelFacts) -> Self:
+        """The same term with every open setting (None) decided from the facts."""
         return self
 
     def started(self, context: Context) -> Self:
         """A running copy."""
         term = copy.copy(self)
-        term.context = context  # type: ignore[attr-defined]
+        term.context = context
         term.start(context)
         return term
 
@@ -90,18 +151,18 @@ class Term:
         """New tables from a pass over the target, in place."""
 
     def end_epoch(self, epoch: int, classifier: Classifier) -> None:
-        """After the steps of an epoch: the network as they left it."""
+        """After the steps of an epoch, with the network after its last step."""
 
     def parameters(self) -> list[Tensor]:
-        """Parameters of the term's own (an auxiliary head), which the optimiser trains too."""
+        """Parameters of the term itself (an auxiliary head), which the optimiser trains too."""
         return []
 
     def tensors(self) -> dict[str, Tensor]:
-        """State that a checkpoint must hold: what the next `refresh` does not recompute."""
+        """State that a checkpoint must hold: whatever the next `refresh` does not recompute."""
         return {}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `tensors` gave."""
+        """Take back the state of `tensors`."""
 
     def __call__(self, batch: Batch) -> Tensor:
         raise TypeError(f"{type(self).__name__} has no loss: define __call__(self, batch)")

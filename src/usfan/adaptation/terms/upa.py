@@ -12,43 +12,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
 from usfan.adaptation.terms.selection import best_of_each_class
-from usfan.adaptation.terms.term import Context
-from usfan.compute.loop import Batch
-from usfan.config_checks import at_least, between
-from usfan.posterior.predictive import certainty_weights
-from usfan.scoring.neighbours import nearest_neighbours
-from usfan.scoring.objectives import global_mean, smoothed_cross_entropy
-from usfan.scoring.outputs import Outputs
+from usfan.adaptation.terms.term import Batch, Context, Outputs
+from usfan.config import number
+from usfan.maths.neighbours import nearest_neighbours
+from usfan.maths.objectives import certainty_weights
 
-TEMPERATURE = 5.0
-"""Of the votes."""
+VOTE_TEMPERATURE = 5.0
+"""Divides the cosine of a neighbour before it votes."""
 
 
 @dataclass
 class CleanLabels(PseudoLabels):
     """Nearest-centroid pseudo-labels, of which neighbours choose the clean ones."""
 
-    pseudo_label_weight: float | None = 0.3
+    pseudo_label_weight: float | None = number(0.3)
     """β, weight of the pseudo-label loss."""
-    voters: int = 4
+    voters: int = number(4, 1)
     """Nearest neighbours that vote on a pseudo-label."""
-    votes: int = 2
+    votes: int = number(2, 1)
     """How many times they vote, each time with the labels that won before."""
-    clean_share: float = 0.6
+    clean_share: float = number(0.6, 0, 1)
     """Share of each class whose pseudo-labels are used."""
     certain: bool = False
     """Multiply the share of the vote by the certainty of the posterior predictive."""
-
-    def __post_init__(self) -> None:
-        at_least("voters", self.voters, 1)
-        at_least("votes", self.votes, 1)
-        between("clean_share", self.clean_share, 0, 1)
 
     def start(self, context: Context) -> None:
         super().start(context)
@@ -56,25 +47,31 @@ class CleanLabels(PseudoLabels):
 
     def refresh(self, outputs: Outputs) -> None:
         super().refresh(outputs)
+        classes = outputs.probs.shape[1]
         near, similarity = nearest_neighbours(outputs.features, self.voters)
-        scores = vote_share(self.labels, near, similarity, outputs.probs.shape[1], self.votes)
+        scores = vote_share(self.labels, near, similarity, classes, self.votes)
         if self.certain:
             scores = scores * certainty_weights(outputs.posterior_probs)
-        scores = scores.double().round(decimals=5) + 1e-6 * outputs.probs.gather(1, self.labels[:, None])[:, 0]
-        self.clean.copy_(best_of_each_class(scores, self.labels, outputs.probs.shape[1], self.clean_share))
+        label_probs = outputs.probs.gather(1, self.labels[:, None])[:, 0]
+        scores = scores.double().round(decimals=5) + 1e-6 * label_probs
+        self.clean.copy_(best_of_each_class(scores, self.labels, classes, self.clean_share))
 
-    def __call__(self, batch: Batch) -> Tensor:
-        each = smoothed_cross_entropy(batch.logits, self.labels[batch.samples], 0.0)
-        loss = global_mean(each, self.total, (self.clean * self.guide.known)[batch.samples])
-        batch.notes["loss_pseudo"] = loss
-        return self.weight * loss
+    def mask(self, batch: Batch) -> Tensor:
+        return (self.clean * self.guide.known)[batch.samples]
 
 
-def vote_share(labels: Tensor, near: Tensor, similarity: Tensor, classes: int, votes: int) -> Tensor:
+def vote_share(
+    labels: Tensor,
+    near: Tensor,
+    similarity: Tensor,
+    classes: int,
+    votes: int,
+) -> Tensor:
     """N: the share of the last vote that each sample's label gets, from neighbours N×k and their similarities."""
-    strength = normalize((similarity / TEMPERATURE).exp(), p=1, dim=1)
-    current, table = labels, strength.new_zeros(len(labels), classes)
+    strength = normalize((similarity / VOTE_TEMPERATURE).exp(), p=1, dim=1)
+    current = labels
     for _ in range(votes):
-        table = torch.zeros_like(table).scatter_add_(1, current[near], strength)
+        table = strength.new_zeros(len(labels), classes)
+        table.scatter_add_(1, current[near], strength)
         current = table.argmax(dim=1)
     return table.gather(1, labels[:, None])[:, 0]

@@ -1,6 +1,6 @@
-"""What the catalogue says of a named benchmark: its domains, classes, counts, pairs, and the recipe it is run with."""
+"""A named benchmark: its domains, classes, counts, pairs, and the recipe it is run with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,17 @@ class Domain:
     short: str
     """The letter used in task names: `A` in `A→W`."""
     name: str
-    places: tuple[str, ...]
+    places: Sequence[str]
     """Paths below the root that are tried in this order. Folders of classes; or, for data that is published as arrays,
     the folder of its files or the training file, whose name tells the format."""
     counts: Mapping[str, int]
     """Images by split: `all`, or `train` and `test`."""
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Classes that the published split does not hold."""
     homepage: str = ""
-    """Where this domain is published, if not on the benchmark's page."""
+    """Page of this domain, if it is not published on the benchmark's page."""
     optional: bool = False
     """Whether the benchmark can be run without it; its pairs are left out then."""
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.counts)
 
 
 @dataclass(frozen=True)
@@ -79,24 +75,23 @@ class Benchmark:
     recipe: Recipe | None
     """None for a user's own domains: the settings are the defaults of `usfan train` and `usfan adapt`."""
     homepage: str
-    folders: tuple[str, ...] = ()
+    folders: Sequence[str] = ()
     """Names of folders that the domains may lie in, below the root that was given."""
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     """Source (short) → recipe, for the sources that have their own."""
-    open_set: ClassSplit | None = None
-    partial_set: ClassSplit | None = None
-    universal_set: ClassSplit | None = None
-    """10 shared, 10 only in the source, 11 new on Office-31; 10/5/50 on Office-Home; 6/3/3 on VisDA-C."""
+    class_splits: Mapping[str, ClassSplit] = field(default_factory=dict)
+    """Setting (`closed`, `open`, `partial`, `universal`) → the classes of source and target, where they are published.
+    Universal: 10 shared, 10 only in the source, 11 new on Office-31; 10/5/50 on Office-Home; 6/3/3 on VisDA-C."""
 
     @property
     def train_split(self) -> str:
         """The split that a source model is trained on, and that a target is adapted on."""
-        return self.domains[0].splits[0]
+        return next(iter(self.domains[0].counts))
 
     @property
     def test_split(self) -> str:
         """The split of the target that accuracy is measured on; without a test split, the images adapted on."""
-        return self.domains[0].splits[-1]
+        return list(self.domains[0].counts)[-1]
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -117,28 +112,19 @@ class Benchmark:
 
     def class_split(self, setting: str) -> ClassSplit:
         """The classes of source and target in setting `closed`, `open`, `partial` or `universal`."""
-        splits = {
-            "closed": ClassSplit(self.classes, self.classes),
-            "open": self.open_set,
-            "partial": self.partial_set,
-            "universal": self.universal_set,
-        }
-        if setting not in splits:
-            raise ConfigError(f"setting {setting!r} is not one of {', '.join(splits)}")
-        split = splits[setting]
-        if split is None:
+        if setting not in self.class_splits:
             raise ConfigError(f"{self.title} has no {setting}-set split in the catalogue")
-        return split
+        return self.class_splits[setting]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found below a root, after the check."""
+    """The copy of a benchmark on this machine, after the check."""
 
     benchmark: Benchmark
     root: Path
     places: Mapping[str, Path]
-    """Domain (short) → the folder or file that was found."""
+    """Domain (short) → its folder or file."""
     counts: Mapping[str, int]
     """Domain (short) → images in all splits."""
     classes: tuple[str, ...]
@@ -153,10 +139,17 @@ class Found:
         """The tasks that can be run with the available domains."""
         return tuple(pair for pair in self.benchmark.pairs if set(pair) <= set(self.places))
 
-    def class_split(self, setting: str, source: str = "", target: str = "") -> ClassSplit:
+    def class_split(
+        self,
+        setting: str,
+        source: str = "",
+        target: str = "",
+    ) -> ClassSplit:
         """The benchmark's classes that exist here; for own domains, those of the source and the target."""
         if self.held:
             return ClassSplit(self.held[source], self.held[target])
         split = self.benchmark.class_split(setting)
-        there = [tuple(name for name in part if name in self.classes) for part in (split.source, split.target)]
-        return ClassSplit(*there)
+        return ClassSplit(
+            tuple(name for name in split.source if name in self.classes),
+            tuple(name for name in split.target if name in self.classes),
+        )

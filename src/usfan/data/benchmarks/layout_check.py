@@ -1,11 +1,12 @@
 """Compares a copy on disk with the catalogue, and says in one error all that differs."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Domain, Found
-from usfan.data.benchmarks.layouts import Inspection, find_base, find_place, inspect, missing_domain
-from usfan.data.labels import some
+from usfan.data.benchmarks.layouts import find_base, find_place, missing_domain, read_split
+from usfan.data.labels import class_count
 from usfan.errors import DataError
 
 MOST = 8
@@ -22,73 +23,69 @@ def check(
 ) -> Found:
     """Compare the copy of a benchmark below `root` with the catalogue, before anything is run.
 
-    A missing domain, a missing or unexpected class and a wrong count are one `DataError` that names them all, and says
-    where the data set is published. `domains` limits the check to some of them. `allow_counts` lets other counts pass,
-    `allow_classes` missing classes and other counts: the result notes them.
+    One `DataError` names all that is missing, unexpected or miscounted. `domains` limits the check to some of them.
+    `allow_counts` lets other counts pass, `allow_classes` missing classes and other counts: the result notes them.
     """
-    wanted = benchmark.domains if domains is None else tuple(benchmark.domain(name) for name in domains)
+    expected = benchmark.domains
+    if domains is not None:
+        expected = tuple(benchmark.domain(name) for name in domains)
     base = find_base(benchmark, root)
     places: dict[str, Path] = {}
     counts: dict[str, int] = {}
     problems: list[str] = []
     notes: list[str] = []
-    classes = list(benchmark.classes)
-    for domain in wanted:
+    lacking = notes if allow_classes else problems
+    other_counts = notes if allow_counts or allow_classes else problems
+    classes = benchmark.classes
+    for domain in expected:
         place = find_place(benchmark, base, domain)
         if place is None:
-            # A domain asked for by name is wanted, even if the benchmark could be run without it.
+            missing = missing_domain(base, domain)
+            # A domain asked for by name is needed, even if the benchmark could be run without it.
             if domain.optional and domains is None:
-                notes.append(f"{missing_domain(base, domain)}; it is published at {domain.homepage}")
+                notes.append(f"{missing}; it is published at {domain.homepage}")
             else:
-                problems.append(missing_domain(base, domain))
+                problems.append(missing)
             continue
-        found = inspect(benchmark, base, domain, place)
+        images: Counter[str] = Counter()
+        for split, count in domain.counts.items():
+            try:
+                names = read_split(benchmark, base, domain, place, split)[1]
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            images.update(names)
+            where = domain.name if split == WHOLE else f"{domain.name} ({split})"
+            absent = absent_classes(benchmark, domain, split, set(names))
+            strange = sorted(set(names) - set(benchmark.classes))
+            if strange:
+                text = (
+                    f"{where} has {class_count(strange)} that {benchmark.title} does not have"
+                )
+                problems.append(f"{text}, and lacks {class_count(absent)} (renamed?)")
+            elif absent:
+                lacking.append(f"{where} lacks {class_count(absent)}")
+            if len(names) != count:
+                other_counts.append(f"{where} holds {len(names)} images, {count} expected")
         places[domain.short] = place
-        counts[domain.short] = sum(sum(split.values()) for split in found.classes.values())
-        unexpected, absent = _class_problems(benchmark, domain, found)
-        problems += [*found.problems, *unexpected]
-        (notes if allow_classes else problems).extend(absent)
-        (notes if allow_counts or allow_classes else problems).extend(_count_problems(benchmark, domain, found))
-        present = {name for split in found.classes.values() for name in split}
-        classes = [name for name in classes if name in present]
+        counts[domain.short] = images.total()
+        classes = tuple(name for name in classes if name in images)
     if problems:
-        raise DataError(_message(benchmark, root, problems))
-    return Found(benchmark, base, places, counts, tuple(classes), tuple(notes))
+        raise DataError(f"{benchmark.title} at {root}: {list_problems(benchmark, problems)}")
+    return Found(benchmark, base, places, counts, classes, tuple(notes))
 
 
-def _class_problems(benchmark: Benchmark, domain: Domain, found: Inspection) -> tuple[list[str], list[str]]:
-    """Classes that do not belong there, each with what is missing instead; and classes that are only missing."""
-    unexpected, absent = [], []
-    for split, classes in found.classes.items():
-        where = _where(domain, split)
-        excused = domain.absent.get(split, ())
-        gone = [name for name in benchmark.classes if name not in classes and name not in excused]
-        strange = sorted(set(classes) - set(benchmark.classes))
-        if strange:
-            what = "the class" if len(strange) == 1 else f"{len(strange)} classes"
-            text = f"{where} has {what} {some(strange)} that {benchmark.title} does not have"
-            unexpected.append(f"{text}, and lacks {some(gone)} (renamed?)" if gone else text)
-        elif gone:
-            what = "the class" if len(gone) == 1 else f"{len(gone)} of {len(benchmark.classes)} classes:"
-            absent.append(f"{where} lacks {what} {some(gone)}")
-    return unexpected, absent
+def absent_classes(
+    benchmark: Benchmark, domain: Domain, split: str, names: set[str]
+) -> list[str]:
+    """The classes that a split of a domain should have, and does not."""
+    known = names.union(domain.absent.get(split, ()))
+    return [name for name in benchmark.classes if name not in known]
 
 
-def _count_problems(benchmark: Benchmark, domain: Domain, found: Inspection) -> list[str]:
-    problems = []
-    for split, expected in domain.counts.items():
-        classes: Mapping[str, int] | None = found.classes.get(split)
-        count = sum(classes.values()) if classes is not None else expected
-        if count != expected:
-            problems.append(f"{_where(domain, split)} holds {count} images, {expected} expected")
-    return problems
-
-
-def _where(domain: Domain, split: str) -> str:
-    return domain.name if split == WHOLE else f"{domain.name} ({split})"
-
-
-def _message(benchmark: Benchmark, root: Path, problems: Sequence[str]) -> str:
-    shown = "; ".join(problems[:MOST])
-    more = f"; and {len(problems) - MOST} more problems" if len(problems) > MOST else ""
-    return f"{benchmark.title} at {root}: {shown}{more}; the data set is published at {benchmark.homepage}"
+def list_problems(benchmark: Benchmark, problems: Sequence[str]) -> str:
+    """The first problems, the number of the others, and where the data set is published."""
+    listed = "; ".join(problems[:MOST])
+    if len(problems) > MOST:
+        listed += f"; and {len(problems) - MOST} more problems"
+    return f"{listed}; the data set is published at {benchmark.homepage}"

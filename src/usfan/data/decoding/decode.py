@@ -16,6 +16,7 @@ The decoding processes import this module, so it loads neither torch nor numpy b
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -24,6 +25,7 @@ import stat
 import struct
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
@@ -31,14 +33,16 @@ from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401 (registers its format)
 from PIL.JpegImagePlugin import JpegImageFile
 
-from usfan.errors import DataError, shown
+from usfan.errors import DataError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 _NETPBM = (".ppm", ".pgm", ".pbm", ".pnm")
-SUFFIXES = frozenset((*_JPEG, ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff", *_NETPBM))
+SUFFIXES = frozenset(
+    (*_JPEG, ".png", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff", *_NETPBM)
+)
 """File names that count as images when a folder is searched. A list may name any file: its content decides."""
 
 MAX_PIXELS = 2**26
@@ -54,12 +58,12 @@ MAX_SCANS = 200
 MAX_SCANNED = 2**31
 """Scans of a JPEG, and scans × pixels: 32 over the largest picture. Encoders make 10 to 20."""
 MAX_TEXT_HEADER = 4096
-MAX_TEXT_BYTES = 2**24
-_NETPBM_HEADER = re.compile(rb"P[14](?:(?:\s|#[^\r\n]*[\r\n])+\d+){2}\s|P[2356](?:(?:\s|#[^\r\n]*[\r\n])+\d+){3}\s")
+_NETPBM_HEADER = re.compile(rb"P(4|[56]%s)(%s){2}\s" % ((rb"(?:\s|#[^\r\n]*[\r\n])+\d+",) * 2))
 
 # Pillow loads the first five on its own; importing their plugins, as above, registers the other two.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 
+_LOCK = threading.Lock()
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -81,39 +85,22 @@ class UnreadableImage(DataError):
         self.reason = reason
 
 
-class _Quiet:
-    """No warnings inside: Pillow's are of odd metadata and large sizes, and we judge both ourselves.
-
-    Threads may be inside together. The filters are one for all, so the first in sets them and the last out restores
-    them; `catch_warnings` alone would restore them in the order of leaving, and so leave them off.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.saved = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.inside += 1
-            if self.inside == 1:
-                self.saved = warnings.catch_warnings()
-                self.saved.__enter__()
-                warnings.simplefilter("ignore")
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                self.saved.__exit__(None, None, None)
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings inside: Pillow's are of odd metadata and large sizes, and we judge both ourselves. The filters are
+    one for all threads, so one thread at a time is inside."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
-quiet = _Quiet()
+def is_image_name(path: str) -> bool:
+    return path.lower().endswith(tuple(SUFFIXES))
 
 
 def one_line(text: str) -> str:
     """The text as it is; in quotes and escaped if it holds line breaks or other characters a terminal would act on."""
-    return shown(text) if text.isprintable() else f"'{shown(text)}'"
+    return printable(text) if text.isprintable() else f"'{printable(text)}'"
 
 
 def decode_file(path: str, channels: int = 3) -> Image.Image:
@@ -123,23 +110,30 @@ def decode_file(path: str, channels: int = 3) -> Image.Image:
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImage(path, "not a regular file")
         if status.st_size > MAX_BYTES:
-            raise UnreadableImage(path, f"{status.st_size} bytes is over the limit of {MAX_BYTES}")
+            raise UnreadableImage(
+                path, f"{status.st_size} bytes is over the limit of {MAX_BYTES}"
+            )
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES)
     except FileNotFoundError:
         raise UnreadableImage(path, "file is missing") from None
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # this process is short of handles: no fault of the file
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # this process is short of handles
             raise
         raise UnreadableImage(path, _reason(error)) from error
     return decode_bytes(content, path, channels)
 
 
-def decode_bytes(content: bytes, path: str, channels: int = 3, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+def decode_bytes(
+    content: bytes,
+    path: str,
+    channels: int = 3,
+    formats: tuple[str, ...] = FORMATS,
+) -> Image.Image:
     """As `decode_file`, for the content of a file; `path` is named in errors."""
     if not content:
         raise UnreadableImage(path, "empty file")
-    with quiet:
+    with _quiet():
         try:
             _check_header(content, path)
             with _open(content, formats) as image:
@@ -173,25 +167,33 @@ def _decode_smaller(image: Image.Image) -> None:
 
 
 def _check_header(content: bytes, path: str) -> None:
-    """Pillow reads the text of a netpbm file in Python, byte by byte if it holds comments: 20 s for 20 MB."""
-    if content[:1] != b"P" or content[1:2] not in b"123456":
-        return
-    if _NETPBM_HEADER.match(content[:MAX_TEXT_HEADER]) is None:
-        raise UnreadableImage(path, f"no netpbm header in the first {MAX_TEXT_HEADER} bytes")
-    if content[1:2] in b"123" and (len(content) > MAX_TEXT_BYTES or content.count(b"#", MAX_TEXT_HEADER) > 0):
-        raise UnreadableImage(path, f"pixels as text: over the limit of {MAX_TEXT_BYTES} bytes, or with comments")
+    """Pillow reads the text of a netpbm file in Python, byte by byte: 20 s for 20 MB. Pixels as text are refused."""
+    is_netpbm = content[:1] == b"P" and content[1:2] in b"123456"
+    if is_netpbm and _NETPBM_HEADER.match(content[:MAX_TEXT_HEADER]) is None:
+        limit = f"in the first {MAX_TEXT_HEADER} bytes"
+        raise UnreadableImage(path, f"no header of a binary netpbm file {limit}")
 
 
-def _check_scans(image: Image.Image, content: bytes, path: str) -> None:
+def _check_scans(
+    image: Image.Image,
+    content: bytes,
+    path: str,
+) -> None:
     """A progressive JPEG may go over the picture as often as it likes, with next to no data."""
     if image.format != "JPEG":
         return
     scans = content.count(b"\xff\xda")
     if scans > MAX_SCANS or scans * image.width * image.height > MAX_SCANNED:
-        raise UnreadableImage(path, f"too costly: {scans} scans of {image.width}x{image.height} pixels")
+        raise UnreadableImage(
+            path, f"too costly: {scans} scans of {image.width}x{image.height} pixels"
+        )
 
 
-def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:
+def convert(
+    image: Image.Image,
+    path: str,
+    channels: int = 3,
+) -> Image.Image:
     """Load a Pillow image, turn it upright and bring it to mode RGB or L."""
     if channels not in (1, 3):
         raise DataError(f"channels must be 1 or 3, not {channels}")
@@ -211,17 +213,20 @@ def convert(image: Image.Image, path: str, channels: int = 3) -> Image.Image:
         image = _eight_bit(image, path)
     elif image.has_transparency_data:
         image = _over_white(image)
-    mode = "RGB" if channels == 3 else "L"
-    if image.mode == mode:
-        return image
     if image.mode not in ("1", "L", "RGB"):
-        image = image.convert("RGB")  # straight to L, a palette or CMYK picture would skip its colours
+        # Straight to L, a palette or CMYK picture would skip its colours.
+        image = image.convert("RGB")
+    mode = "RGB" if channels == 3 else "L"
     return image if image.mode == mode else image.convert(mode)
 
 
 def squared(image: Image.Image, size: int) -> Image.Image:
     """Squash to `size`×`size`, exactly Pillow's `resize((size, size), BILINEAR)` (antialiased when it shrinks)."""
-    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BILINEAR)
+    return (
+        image
+        if image.size == (size, size)
+        else image.resize((size, size), Image.Resampling.BILINEAR)
+    )
 
 
 def planes(image: Image.Image) -> bytes:
@@ -245,8 +250,8 @@ def orientation(image: Image.Image) -> int:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    if image.mode in ("La", "PA"):
-        image = image.convert("LA" if image.mode == "La" else "RGBA")
+    if image.mode == "La":
+        image = image.convert("LA")
     rgba = image.convert("RGBA")
     page = Image.new("RGB", rgba.size, "white")
     page.paste(rgba, mask=rgba)
@@ -264,13 +269,16 @@ def _eight_bit(image: Image.Image, path: str) -> Image.Image:
         return Image.fromarray((values >> 8).astype(np.uint8))
     if not np.isfinite(values).all():
         raise UnreadableImage(path, "NaN or infinite pixels")
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if image.mode != "F" and low >= 0 and high <= 65_535:
         return Image.fromarray((values >> 8).astype(np.uint8))
     if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     elif low >= 0 and high <= 255:
-        low, high = 0.0, 255.0
+        low = 0.0
+        high = 255.0
     scaled = (values.astype(np.float64) - low) * (255 / max(high - low, 1e-300))
     return Image.fromarray(scaled.round().astype(np.uint8))
 

@@ -8,6 +8,7 @@ only, and are spoken to in JSON. One that crashes or hangs on a file is replaced
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import mmap
@@ -39,7 +40,10 @@ MOST_RESTARTS = 20
 """More crashes than this mean that the machine is at fault, not the files."""
 
 # glibc hands every freed picture back to the system, and each new one then costs 50 page faults: a third of the time.
-_KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**27), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+_KEEP_FREED_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": str(2**27),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+}
 # numpy's library reserves memory for a thread per core, which would take most of what a decoder may have.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
@@ -63,13 +67,12 @@ class _Job(NamedTuple):
 Answer = str | dict[str, str] | None
 
 
-def can_start() -> bool:
-    """Whether this system lets us hand a shared memory to a child."""
-    return os.name == "posix" and bool(sys.executable)
-
-
 def decode_in_processes(
-    paths: Sequence[str], *, size: int, channels: int, workers: int
+    paths: Sequence[str],
+    *,
+    size: int,
+    channels: int,
+    workers: int,
 ) -> Generator[tuple[int, list[str | None], Tensor], None, None]:
     """Yield, chunk by chunk and in order: the first position, a reason or None per path, and uint8 n×C×size×size.
 
@@ -82,7 +85,9 @@ def decode_in_processes(
     with _shared_file(slots * step * channels * size * size) as file:
         # Never closed by hand: it goes with the last tensor that looks at it.
         memory = mmap.mmap(file.fileno(), 0)
-        pixels = torch.frombuffer(memory, dtype=torch.uint8).view(slots, step, channels, size, size)
+        pixels = torch.frombuffer(memory, dtype=torch.uint8).view(
+            slots, step, channels, size, size
+        )
         pool: list[_Process] = []
         try:
             for _ in range(workers):
@@ -91,7 +96,9 @@ def decode_in_processes(
                 pool[number % workers].send(_Job(number % slots * step, chunks[number]))
             for number, chunk in enumerate(chunks):
                 process = pool[number % workers]
-                reasons = [None if answer is None else str(answer) for answer in process.receive()]
+                reasons = [
+                    None if answer is None else str(answer) for answer in process.receive()
+                ]
                 yield number * step, reasons, pixels[number % slots, : len(chunk)]
                 if number + slots < len(chunks):  # the slot is free again
                     process.send(_Job(number % slots * step, chunks[number + slots]))
@@ -114,7 +121,12 @@ def thumbnails(paths: Sequence[str], side: int) -> list[Answer]:
 class _Process:
     """One decoding process, with its jobs in order; replaced by a fresh one when it dies."""
 
-    def __init__(self, memory_handle: int, size: int, channels: int):
+    def __init__(
+        self,
+        memory_handle: int,
+        size: int,
+        channels: int,
+    ):
         self.memory_handle = memory_handle
         self.arguments = [str(memory_handle), str(size), str(channels)]
         self.jobs: deque[_Job] = deque()
@@ -145,13 +157,10 @@ class _Process:
 
     def _write(self, job: _Job) -> None:
         assert self.child.stdin is not None
-        try:
-            asked: dict[str, object] = {"start": job.start, "paths": list(job.paths)}
-            asked |= {} if job.side is None else {"side": job.side}
-            self.child.stdin.write(json.dumps(asked).encode() + b"\n")
+        # If the process has died, `receive` notices that and sends the job again.
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
             self.child.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died; `receive` will see that and send the job again
 
     def receive(self) -> list[Answer]:
         """The answers to the oldest job: None, or the reason why a file could not be read."""
@@ -166,7 +175,10 @@ class _Process:
                 if path in self.suspects or isinstance(death, _TookLong):
                     reasons.append(str(death))
                 self.suspects.add(path)
-                self._restart(job._replace(start=job.start + len(reasons), paths=job.paths[len(reasons) :]), path)
+                done = len(reasons)
+                self._restart(
+                    job._replace(start=job.start + done, paths=job.paths[done:]), path
+                )
         self.jobs.popleft()
         return reasons
 
@@ -189,17 +201,21 @@ class _Process:
                 code = self.child.wait()
                 if code == -signal.SIGPROF:
                     raise _TookLong(f"decoding took over {SECONDS:.0f} s")
-                raise _Died(f"the decoder crashed ({f'signal {-code}' if code < 0 else f'exit code {code}'})")
+                status = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise _Died(f"the decoder crashed ({status})")
             self.unread += more
         line, _, self.unread = self.unread.partition(b"\n")
         return line
 
     def _restart(self, rest: _Job, path: str) -> None:
         self.restarts += 1
-        started, report = self.ready, self.stop()
+        started = self.ready
+        report = self.stop()
         if not started or self.restarts > MOST_RESTARTS:
-            what = "could not start" if not started else f"crashed {self.restarts} times, the last time on {path}"
-            raise OSError(f"a decoding process {what}: {report or 'it left no message'} (--workers 0 does without)")
+            fault = f"crashed {self.restarts} times, the last time on {path}"
+            if not started:
+                fault = "could not start"
+            raise OSError(f"a decoding process {fault}: {report} (--workers 0 does without)")
         self.start()
         for job in (rest, *list(self.jobs)[1:]):
             self._write(job)
@@ -211,16 +227,14 @@ class _Process:
         self.child.kill()
         self.selector.close()
         for pipe in (self.child.stdin, self.child.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except BrokenPipeError:
-                pass  # a job was left in the buffer
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # a job may still be in the buffer
+                pipe.close()
         self.child.wait()
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").split("\n")
         self.errors.close()
-        return next((line for line in reversed(lines) if line.strip()), "")
+        return next((line for line in reversed(lines) if line.strip()), "it left no message")
 
 
 def _shared_file(size: int) -> BinaryIO:
@@ -229,7 +243,9 @@ def _shared_file(size: int) -> BinaryIO:
         file: BinaryIO = os.fdopen(os.memfd_create("usfan-pixels"), "r+b")
     else:
         file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (the caller closes it)
-    if file.fileno() < 3:  # a standard handle was closed, and the child gets its own in that place
+    if (
+        file.fileno() < 3
+    ):  # a standard handle was closed, and the child gets its own in that place
         with file:
             file = os.fdopen(fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 3), "r+b")
     file.truncate(size)

@@ -1,9 +1,9 @@
-"""The process that decodes: started by `decoder_pool`, it reads jobs, writes pixels to shared memory, and answers.
+"""The process that decodes: started by `pool`, it reads jobs, writes pixels to shared memory, and answers.
 
-A job is a line of JSON, {"start": first place in the shared memory, "paths": […]}. For each path it answers with one
-line of JSON: null when the pixels are in place, or the reason why there are none. With "side" in the job it answers
-{"jpeg": a thumbnail in base64} instead. It loads neither torch nor numpy, so a start takes 0.1 s instead of seconds,
-and it ends when its standard input does: it cannot outlive its parent.
+A job is a line of JSON, {"start": first place in the shared memory, "paths": […], "side": null}. For each path it
+answers with one line of JSON: null when the pixels are in place, or the reason why there are none. If "side" is a
+number, it answers {"jpeg": a thumbnail in base64} instead. It loads neither torch nor numpy, so a start takes 0.1 s
+instead of seconds, and it ends when its standard input does: it cannot outlive its parent.
 
 A file has `SECONDS` of CPU time (a busy machine does not count) and `MEMORY` bytes: small files can ask for much. The
 system ends the process that uses more time, in whatever loop it is.
@@ -52,7 +52,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 image = decode_file(path, channels)
-                if "side" in job:
+                if job["side"]:
                     answer = {"jpeg": thumbnail(image, job["side"])}
                 else:
                     memory[place * step : (place + 1) * step] = planes(squared(image, size))

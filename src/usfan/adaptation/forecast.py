@@ -1,0 +1,83 @@
+"""What an adaptation will do and how long it will take, in words, before it is run.
+
+Seconds are those of a few images through the network, times the number of images and of passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import torch
+
+from usfan.adaptation.plan import Plan
+from usfan.adaptation.schedule import Schedule
+from usfan.adaptation.thresholds import GUARD_IMAGES
+from usfan.data.store import Store
+from usfan.engine.passes import forward_store
+from usfan.engine.passes import prepare as prepare_network
+from usfan.engine.runtime import Runtime
+from usfan.store.model import SourceModel
+
+FORECAST_IMAGES = 16
+"""Images whose time is measured."""
+BACKWARD = 2.0
+"""Time of a backward pass, in forward passes."""
+HEAD_STEP = 4e-3
+"""Seconds of a step that trains only the layers after the backbone, on a CPU."""
+
+SETTING_RULE = "estimated from the images: which of the model's classes occur, and whether there are new ones"
+TUNE_RULE = (
+    "new (the layers after the backbone) if the source model explains at least half of the target's structure or "
+    "there are few images per class; else all"
+)
+
+
+def describe_plan(
+    plan: Plan, source: SourceModel, few: Store, count: int, runtime: Runtime
+) -> list[str]:
+    """Lines about the method, the classes, the trained parameters, the passes and the time."""
+    config = plan.config
+    seconds = seconds_per_image(source, few, runtime)
+    frozen = plan.frozen or config.tune == "auto"
+    setting = SETTING_RULE if config.setting == "auto" else config.setting
+    tune = TUNE_RULE if config.tune == "auto" else config.tune
+    lines = [
+        f"method: {plan.method.name}, {plan.method.summary}",
+        f"classes: {setting}",
+        f"trained: {tune}",
+        f"model: {passes(plan, frozen)} over {count:,} images, {seconds * count:.0f} s each",
+    ]
+    if plan.method.needs_witness:
+        lines.append(f"witness ({config.witness}): 1 pass over {count:,} images")
+    if config.guard and plan.method.adapts:
+        lines.append(
+            f"guard: 1 pass of another network over {min(count, GUARD_IMAGES):,} images"
+        )
+    schedule = Schedule.of(plan, count, labelled=False)
+    lines.append(f"training: {schedule.epochs} epochs, {schedule.steps:,} steps")
+    networks = 3  # the model, the witness and the judge look at the images once each
+    if frozen:
+        total = schedule.steps * HEAD_STEP + networks * count * seconds
+        lines.append(f"expected: about {total:.0f} s if the backbone stays frozen")
+    if not plan.frozen:
+        all_layers = count * seconds * (schedule.epochs * (2 + BACKWARD) + networks)
+        lines.append(f"expected: about {all_layers:.0f} s if all layers are trained")
+    return lines
+
+
+def passes(plan: Plan, frozen: bool) -> str:
+    if frozen:
+        return "1 pass"
+    return f"{plan.config.epochs + 1} passes beside the training"
+
+
+def seconds_per_image(source: SourceModel, few: Store, runtime: Runtime) -> float:
+    """Seconds of an image through the network, after one pass that sets it up."""
+    network = prepare_network(copy.deepcopy(source.classifier), source.spec, runtime)
+    forward_store(network, few, source.spec, runtime)
+    started = time.perf_counter()
+    forward_store(network, few, source.spec, runtime)
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / max(1, len(few))

@@ -1,0 +1,149 @@
+"""The inputs of an adaptation, each made once: the network on its device, the images or their features, the witness's
+description of them, the judge, the user's labels."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from usfan.adaptation.plan import Plan
+from usfan.adaptation.tune import TuneChoice, choose_tune
+from usfan.adaptation.user_labels import UserLabels
+from usfan.adaptation.witness import Witness, choose_judge, choose_witness, testimony
+from usfan.data.store import Store
+from usfan.engine.features import features_of
+from usfan.engine.passes import prepare as prepare_network
+from usfan.engine.runtime import Runtime
+from usfan.engine.step_memory import check_step_memory
+from usfan.errors import ConfigError, DataError
+from usfan.models.backbones import weights_hash
+from usfan.models.classifier import Classifier
+from usfan.store.model import SourceModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Everything that `run` works on."""
+
+    plan: Plan
+    """All is decided, except the setting if it is auto."""
+    source: SourceModel
+    network: Classifier
+    """A copy of the source model's network, on the device."""
+    images: Store
+    store: Store
+    """What is trained on: the images, or their features in a frozen backbone."""
+    witness: Tensor | None = None
+    """N × (F + C): the images as the witness describes them."""
+    judge: Witness | None = None
+    """Pretrained network of the guard."""
+    user_labels: UserLabels | None = None
+
+
+def prepare(
+    plan: Plan,
+    source: SourceModel,
+    images: Store,
+    runtime: Runtime,
+    labels: Tensor | None = None,
+    witness: Tensor | None = None,
+) -> Inputs:
+    """The inputs for a plan. `labels`: one class per image of the data, −1 for none. `witness`: a description of the
+    images that the caller brings."""
+    images = dataclasses.replace(images, labels=None, classes=None)
+    check_images(plan, images, labels)
+    network = copy.deepcopy(source.classifier)
+    network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
+    backbone_hash = weights_hash(source.classifier.backbone)
+    plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
+    if plan.config.tune != "new" and plan.method.terms and store is images:
+        check_step_memory(source.classifier, source.spec, plan.config.batch_size, runtime)
+    hashes = {backbone_hash} if plan.config.tune == "new" else set()
+    if witness is None and plan.method.needs_witness:
+        describer = find_witness(plan, source, backbone_hash)
+        hashes.add(describer.hash)
+        witness = describe(describer, images, runtime)
+    judge = None
+    if plan.config.guard and plan.method.adapts and not images.is_features:
+        judge = choose_judge(source, hashes, backbone_hash)
+    if witness is not None:
+        witness = witness.to(runtime.device)
+    user_labels = None
+    if labels is not None:
+        user_labels = UserLabels.of_table(labels[images.positions.cpu()], runtime.device)
+    return Inputs(plan, source, network, images, store, witness, judge, user_labels)
+
+
+def check_images(plan: Plan, images: Store, labels: Tensor | None) -> None:
+    method = plan.method
+    if labels is not None and not method.terms:
+        raise ConfigError(
+            f"{method.name} trains nothing, so labels cannot help it: choose another method"
+        )
+    if len(images) < 2 and method.adapts:
+        raise DataError(
+            f"one image is too few to adapt to: {method.name} compares images with each other"
+        )
+    if images.is_features and plan.needs_pixels:
+        raise ConfigError(
+            f"{method.name} augments images, but the data holds features: give it images"
+        )
+
+
+def choose_store(
+    plan: Plan,
+    source: SourceModel,
+    network: Classifier,
+    images: Store,
+    runtime: Runtime,
+    backbone_hash: str,
+) -> tuple[Plan, Store]:
+    """The plan with `tune` decided, and what is trained on."""
+    features = images if images.is_features else None
+    if plan.config.tune == "auto":
+        choice = TuneChoice("new", "the method trains nothing")
+        if plan.method.adapts:
+            choice, features = choose_tune(source, network, images, runtime, backbone_hash)
+        plan = plan.with_tune(choice)
+        log.info("tune %s: %s", choice.tune, choice.reason)
+    if images.is_features or not plan.frozen:
+        return plan, images
+    if features is None:
+        features = features_of(network, images, source.spec, runtime, weights=backbone_hash)
+    return plan, features
+
+
+def find_witness(plan: Plan, source: SourceModel, backbone_hash: str) -> Witness:
+    """The witness that the plan names."""
+    name = plan.config.witness
+    witness = choose_witness(name, source, backbone_hash)
+    if witness is None:
+        why = (
+            "--witness none" if name == "none" else "no pretrained network is available for it"
+        )
+        raise ConfigError(
+            f"{plan.method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+"
+        )
+    backbone = " (the model's own backbone)" if witness.is_source_backbone else ""
+    classes = ""
+    if witness.classifier is not None:
+        classes = f", with its own {len(witness.classifier.bias):,} classes"
+    log.info("witness: %s%s%s", witness.name, backbone, classes)
+    return witness
+
+
+def describe(witness: Witness, images: Store, runtime: Runtime) -> Tensor:
+    """N × (F + C): the images as the witness describes them."""
+    if not images.is_features:
+        return witness.testimony(images, runtime)
+    if not witness.is_source_backbone:
+        raise ConfigError(
+            "features are given, no images: give the witness's features too, witness=TENSOR"
+        )
+    return testimony(images.values, witness.classifier)

@@ -1,0 +1,533 @@
+"""Stage 2: adapt the extractor to unlabelled images; the head stays frozen.
+
+    prepared inputs → [pass over the target → refresh terms → epoch of steps] × E → the guard decides → model
+
+It receives a model, its posterior and images. It cannot receive source data, nor labels, except those that the user
+gives for a few images of the target.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.adaptation.guard import Guard, GuardDecision, estimated_accuracy, looked_at
+from usfan.adaptation.guidance import REJECTING, Guidance
+from usfan.adaptation.inputs import Inputs
+from usfan.adaptation.plan import Plan
+from usfan.adaptation.schedule import Schedule
+from usfan.adaptation.target_classes import estimate_target_classes
+from usfan.adaptation.terms.separation import Separation
+from usfan.adaptation.terms.term import Context, Term
+from usfan.adaptation.thresholds import GUARD_DRAWS, SETTLED_BATCHES
+from usfan.adaptation.user_labels import record_user_labels
+from usfan.adaptation.witness import thumbnails
+from usfan.config import AdaptConfig
+from usfan.engine.accelerate.layers import accelerated, settle_layout
+from usfan.engine.features import on_features
+from usfan.engine.loop import Loop, Progress
+from usfan.engine.passes import Feeder, forward_store, replayed_pass, worth_compiling
+from usfan.engine.runtime import Runtime
+from usfan.engine.stepper import Stepper
+from usfan.maths.outputs import Outputs, check_finite
+from usfan.maths.validators import validate
+from usfan.models.classifier import Classifier
+from usfan.store.model import AdaptedModel, Passes
+from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
+from usfan.threads import threads_for
+from usfan.uncertainty.base import Uncertainty
+from usfan.uncertainty.kronecker import KroneckerPosterior
+
+log = logging.getLogger(__name__)
+
+IMAGES = "the images themselves"
+"""The judge of a network from scratch."""
+NOT_IN_SUMMARY = ("records", "validators", "guard", "estimated_accuracy")
+
+
+def run(
+    inputs: Inputs,
+    runtime: Runtime,
+    folder: RunFolder | None = None,
+    progress: Progress | None = None,
+) -> AdaptedModel:
+    """Adapt. A run folder records every epoch; if it holds a checkpoint, the run continues from there."""
+    return Adaptation(inputs, runtime, folder, progress).run()
+
+
+class Adaptation:
+    """The state of one run of stage 2."""
+
+    classifier: Classifier
+    guide: Guidance
+    loop: Loop
+    replay: Stepper | None
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        runtime: Runtime,
+        folder: RunFolder | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.source = inputs.source
+        self.store = inputs.store
+        self.plan = inputs.plan
+        self.runtime = runtime
+        self.folder = folder
+        self.progress = progress
+        self.set_plan(inputs.plan)
+        config = self.plan.config
+        if not self.plan.method.terms and config.epochs != self.schedule.epochs:
+            name = self.plan.method.name
+            log.warning("%s trains nothing: --epochs %d is not used", name, config.epochs)
+        model = self.source.with_posterior(choose_posterior(self.source.posterior, config))
+        model = model.with_uncertainty(config.uncertainty, config.dropout_rate)
+        self.posterior, self.uncertainty = model.uncertainties_on(runtime.device)
+        self.guard = Guard(enabled=config.guard)
+        self.judge_name = name_of_judge(inputs)
+        self.target_classes: dict[str, object] | None = None
+        self.stage_number = -1
+        self.terms: list[Term] = []
+        self.records: list[dict[str, Any]] = []
+        self.epoch_figures: dict[str, float] = {}
+        self.path: list[Tensor] = []
+
+    def set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        labelled = self.inputs.user_labels is not None
+        self.schedule = Schedule.of(plan, len(self.store), labelled=labelled)
+
+    def run(self) -> AdaptedModel:
+        started = time.perf_counter()
+        network = self.inputs.network
+        self.classifier = on_features(network) if self.store.is_features else network
+        with (
+            threads_for(self.work),
+            accelerated(self.classifier, self.runtime, self.schedule.steps),
+        ):
+            before = self.begin()
+            try:
+                after, decision = self.train_and_decide(before)
+            finally:
+                self.release()
+        settle_layout(network, self.runtime)
+        seconds = time.perf_counter() - started
+        model = self.make_model(network, decision, before, after, seconds)
+        if decision.kept == "undecided":
+            model.alternative = self.alternative(model, decision)
+        if self.inputs.user_labels is not None:
+            record_user_labels(model, self.inputs.user_labels)
+        return model
+
+    @property
+    def work(self) -> float:
+        """Size of a pass: small ones run faster on few threads."""
+        if not self.store.is_features:
+            return math.inf
+        return len(self.store) * len(self.source.classes) * self.plan.config.samples
+
+    def begin(self) -> Outputs:
+        """Set up training. Returns the source model's outputs on the target."""
+        state = self.classifier.state_dict()
+        self.source_state = {name: value.clone() for name, value in state.items()}
+        spec = self.source.spec
+        self.replay = replayed_pass(
+            self.classifier, self.store, spec, self.runtime, self.schedule.steps
+        )
+        before = self.outputs()
+        check_finite(before)
+        if self.plan.config.setting == "auto":
+            self.decide_setting(before)
+        self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
+        self.open_guard(before)
+        self.context = self.make_context(before)
+        self.enter_stage(0)
+        return before
+
+    def release(self) -> None:
+        """Free what was captured on a GPU."""
+        self.loop.release()
+        if self.replay is not None:
+            self.replay.release()
+
+    def train_and_decide(self, before: Outputs) -> tuple[Outputs, GuardDecision]:
+        """The target as the model that is kept sees it, and the guard's decision."""
+        after = self.train(before, self.resume())
+        decision = self.guard.finish()
+        if decision.epoch != self.guard.latest:
+            state = self.guard.state if decision.epoch else self.source_state
+            self.classifier.load_state_dict(state)
+            after = self.outputs()
+        return after, decision
+
+    def decide_setting(self, before: Outputs) -> None:
+        """Decide which classes the target has, from what the source model and the witness see of it."""
+        count = len(self.store)
+        classes = len(self.source.classes)
+        reason = ""
+        if not self.plan.method.adapts:
+            reason = f"{self.plan.method.name} trains nothing; classes not estimated"
+        elif count <= classes:
+            reason = f"{count} images are too few to tell which of {classes} classes occur"
+        self.target_classes = {"setting": "closed", "reason": reason}
+        if not reason:
+            witness = self.inputs.witness
+            class_probs = self.uncertainty.predictive(before.features, 1.0)
+            if self.inputs.user_labels is not None:
+                self.inputs.user_labels.pin(class_probs)
+            self.target_classes = estimate_target_classes(
+                before.features if witness is None else witness,
+                class_probs.clamp_min(1e-12).log(),
+                self.second_view(before),
+                witnessed=witness is not None,
+            ).to_dict()
+        setting = str(self.target_classes["setting"])
+        log.info("setting %s: %s", setting, self.target_classes["reason"])
+        self.set_plan(self.plan.with_setting(setting))
+
+    def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
+        """Other features of the images at some positions, for the search for new classes; None if there are none."""
+        if self.inputs.witness is not None:
+            return lambda rows: before.features[rows]
+        if self.judge_name == IMAGES:
+            images = self.inputs.images
+            return lambda rows: thumbnails(images, rows.cpu(), self.runtime, most=16)
+        if self.store.is_features:
+            features = self.store.values
+            return lambda rows: features[rows.to(features.device)].to(rows.device)
+        return None
+
+    def open_guard(self, before: Outputs) -> None:
+        """Show the guard the source model's predictions, and the features that it judges by."""
+        rows = looked_at(len(self.store))
+        features = None
+        images = self.inputs.images
+        if self.inputs.judge is not None:
+            key = (
+                None
+                if images.key is None
+                else f"{images.key}, {len(rows)} of {len(self.store)}"
+            )
+            part = dataclasses.replace(
+                images, values=images.values[rows], positions=rows, key=key
+            )
+            features = self.inputs.judge.features(part, self.runtime)
+        elif self.judge_name == IMAGES:
+            features = thumbnails(images, rows, self.runtime)
+        draws = self.posterior.draws(
+            before.features[rows.to(before.features.device)], GUARD_DRAWS
+        )
+        names = self.source.classes
+        classes = len(names) + self.guide.rejects
+        labels = self.predictions(before)
+        self.guard.open(before, labels, draws.argmax(dim=2), features, classes, names)
+
+    def make_context(self, before: Outputs) -> Context:
+        return Context(
+            len(self.store),
+            len(self.source.classes),
+            self.runtime,
+            self.schedule.epochs,
+            self.plan.config.seed,
+            self.guide,
+            before,
+            self.inputs.witness,
+            self.uncertainty,
+            self.inputs.user_labels,
+        )
+
+    def enter_stage(self, number: int) -> None:
+        """Begin a stage: its terms, and a loop with an optimiser of its own."""
+        if self.stage_number == number:
+            return
+        if self.stage_number >= 0:
+            self.loop.release()
+        self.stage_number = number
+        stage = self.schedule.stages[number]
+        context = dataclasses.replace(self.context, epochs=stage.epochs)
+        self.terms = [term.started(context) for term in self.schedule.terms[number]]
+        spec = self.source.spec
+        config = self.plan.config
+        views = dataclasses.replace(spec, augment=config.augment or spec.augment)
+        feeder = Feeder(self.store, views, config.seed, self.runtime)
+        progress = None
+        if self.progress is not None:
+            progress = self.schedule.run_progress(self.progress, number)
+        labels = self.inputs.user_labels
+        self.loop = Loop(
+            self.classifier,
+            feeder,
+            stage,
+            self.terms,
+            self.runtime,
+            beside=None if labels is None else labels.rows,
+            progress=progress,
+        )
+
+    def train(self, before: Outputs, first: int) -> Outputs:
+        """Epoch by epoch, until the end or a collapse. Returns the last pass over the target."""
+        epochs = self.schedule.epochs
+        settles = settles_first(self.plan)
+        for epoch in range(first, epochs + 1):
+            outputs = before if epoch == 0 else self.outputs()
+            if outputs.is_finite:
+                done = min(epoch, epochs - 1) / max(1, epochs)
+                self.guide.refresh(self.with_user_labels(outputs), done)
+            self.score_epoch(epoch, outputs, before)
+            settles_now = epoch == 0 and settles
+            if self.guard.collapsed or (epoch == epochs and not settles_now):
+                break
+            if settles_now:
+                self.loop.settle()
+                outputs = self.outputs()
+                self.guide.refresh(self.with_user_labels(outputs))
+            if epoch < epochs:
+                self.train_epoch(epoch, outputs)
+        return outputs
+
+    def train_epoch(self, epoch: int, outputs: Outputs) -> None:
+        number, stage_epoch = self.schedule.stage_at(epoch)
+        self.enter_stage(number)
+        outputs = self.with_user_labels(outputs)
+        for term in self.terms:
+            term.refresh(outputs)
+            term.begin_epoch(stage_epoch)
+        if self.terms:
+            self.epoch_figures = self.loop.train_epoch(stage_epoch)
+        else:
+            self.loop.settle(SETTLED_BATCHES)
+        for term in self.terms:
+            term.end_epoch(stage_epoch, self.classifier)
+
+    def with_user_labels(self, outputs: Outputs) -> Outputs:
+        """The outputs of a pass with the user's labels in place of predictions."""
+        labels = self.inputs.user_labels
+        return outputs if labels is None else labels.replace_predictions(outputs)
+
+    def outputs(self) -> Outputs:
+        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
+        features, logits = forward_store(
+            self.classifier,
+            self.store,
+            self.source.spec,
+            self.runtime,
+            compiled=worth_compiling(self.runtime, self.schedule.steps),
+            replay=self.replay,
+        )
+        temperature = self.plan.method.certainty.temperature
+        draws = self.plan.config.samples
+        probs, information = self.uncertainty.moments(features, temperature, draws)
+        return Outputs(features, logits, logits.softmax(dim=1), probs, information)
+
+    def predictions(self, outputs: Outputs) -> Tensor:
+        """N predicted classes; in open set K stands for unknown."""
+        if self.guide.rejects:
+            return self.plan.method.split.labels(outputs)
+        return outputs.logits.argmax(dim=1)
+
+    def score_epoch(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
+        """Show this iterate to the guard, and record it."""
+        validators = validate(
+            outputs.probs, source_probs=before.probs, posterior_probs=outputs.posterior_probs
+        )
+        if self.guide.separates:
+            validators["information_maximization"] = self.guide.known_information(outputs.probs)
+        predictions = outputs.logits.argmax(dim=1)
+        self.path.append(predictions.to(torch.int16))
+        self.guard.loss_finite = all(map(math.isfinite, self.epoch_figures.values()))
+        labels = self.predictions(outputs) if outputs.is_finite else predictions
+        score = self.guard.consider(epoch, outputs, labels, self.classifier.state_dict())
+        validators |= {
+            "structure": score.structure[1],
+            "fit": score.fit[1],
+            "gain": score.gain.value,
+            "names": score.names,
+        }
+        self.record(epoch, validators)
+
+    def record(self, epoch: int, validators: dict[str, float]) -> None:
+        """Write the figures of an epoch to the log and the curves, and save a checkpoint."""
+        figures: dict[str, Any] = {
+            "epoch": epoch,
+            **self.epoch_figures,
+            "weight_mean": float(self.guide.weights.mean()),
+            "validators": validators,
+        }
+        self.records.append(figures)
+        if epoch > 0:
+            self.loop.tell(epoch - self.schedule.epochs_before(self.stage_number), figures)
+        if self.folder is None or self.runtime.rank:
+            return
+        self.folder.log("epoch", **figures)
+        numbers = {f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}
+        self.folder.scalars(numbers, epoch)
+        self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
+        self.folder.histogram("adapt/weights", self.guide.weights, epoch)
+        if 0 < epoch < self.schedule.epochs and not self.guard.collapsed:
+            self.save_checkpoint(epoch)
+
+    def save_checkpoint(self, epoch: int) -> None:
+        assert self.folder is not None
+        tensors = self.loop.tensors()
+        for number, term in enumerate(self.terms):
+            for name, value in term.tensors().items():
+                tensors[f"term.{number}.{name}"] = value
+        state = {"guard": self.guard.to_dict(), "records": self.records}
+        self.folder.save_checkpoint(epoch, tensors, state)
+
+    def resume(self) -> int:
+        """Continue from the newest checkpoint of the run folder; returns the epoch to start with."""
+        checkpoint = load_checkpoint(self.folder, self.runtime)
+        if checkpoint is None:
+            return 0
+        assert self.folder is not None
+        with self.folder.restoring():
+            return self.restore(*checkpoint)
+
+    def restore(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
+        self.guard.restore(state["guard"], with_prefix(tensors, "model."))
+        must_fit(self.guard.state, self.classifier)
+        number, stage_epoch = self.schedule.stage_at(epoch)
+        self.enter_stage(number)
+        if stage_epoch == 0:  # a new stage has no momentum, and terms of its own
+            tensors = {k: v for k, v in tensors.items() if k.startswith("model.")}
+        self.loop.restore(tensors)
+        if stage_epoch:
+            for index, term in enumerate(self.terms):
+                term.restore(with_prefix(tensors, f"term.{index}."))
+        *self.records, last = checked_records(state["records"])
+        ignored = ("epoch", "validators", "weight_mean")
+        self.epoch_figures = {str(k): float(v) for k, v in last.items() if k not in ignored}
+        return epoch
+
+    def make_model(
+        self,
+        network: Classifier,
+        decision: GuardDecision,
+        before: Outputs,
+        after: Outputs,
+        seconds: float,
+    ) -> AdaptedModel:
+        history = self.history(decision, seconds)
+        method = self.plan.method
+        if self.folder is not None and self.runtime.rank == 0:
+            epochs = self.schedule.epochs
+            self.folder.log("kept", epoch=decision.epoch, of=epochs, reason=decision.reason)
+        rule = None
+        if self.guide.rejects:
+            rule = method.split.rule(after, method.split.decision)
+        skipped = tuple(self.store.skipped)
+        passes = Passes(before, after, self.store.positions, skipped, tuple(self.path))
+        return AdaptedModel(
+            network,
+            self.posterior,
+            self.source.classes,
+            self.source.spec,
+            self.source.architecture,
+            {name: value for name, value in history.items() if name not in NOT_IN_SUMMARY},
+            method.certainty.temperature,
+            self.plan.config.samples,
+            self.uncertainty,
+            method.name,
+            rule,
+            history,
+            passes,
+        )
+
+    def history(self, decision: GuardDecision, seconds: float) -> dict[str, Any]:
+        """What metrics.json says of the run, beside the figures that need labels."""
+        config = self.plan.config
+        validators = {r["epoch"]: r["validators"] for r in self.records}
+        estimate = estimated_accuracy(
+            self.guard.history,
+            kept=decision.epoch,
+            count=len(self.guard.rows),
+            rejects=self.guide.rejects,
+        )
+        return {
+            "method": config.method,
+            "epochs": self.schedule.epochs,
+            "kept_epoch": decision.epoch,
+            "tune": {"tune": config.tune, "reason": self.plan.tune_reason},
+            "classes": self.target_classes,
+            "guard": {
+                "on": config.guard,
+                **dataclasses.asdict(decision),
+                "judge": self.judge_name,
+            },
+            "estimated_accuracy": estimate,
+            "validators": validators.get(decision.epoch, {}),
+            "prior_precision": self.posterior.prior_precision,
+            "uncertainty": self.uncertainty.kind,
+            "settings": self.plan.settings(),
+            "seconds": round(seconds, 3),
+            "records": self.records,
+        }
+
+    def alternative(self, model: AdaptedModel, decision: GuardDecision) -> AdaptedModel:
+        """The adapted model, beside the source model that stays in use because the guard cannot tell."""
+        network = copy.deepcopy(model.classifier)
+        network.load_state_dict({**network.state_dict(), **self.guard.state})
+        summary = {**model.summary, "kept_epoch": decision.candidate}
+        return dataclasses.replace(model, classifier=network, summary=summary, passes=None)
+
+
+def name_of_judge(inputs: Inputs) -> str:
+    """The features that the guard judges by, in words."""
+    if inputs.judge is not None:
+        return inputs.judge.name
+    from_scratch = not inputs.source.pretrained and not inputs.images.is_features
+    return IMAGES if from_scratch else "source model"
+
+
+def separation_weight(plan: Plan) -> float:
+    """Weight of the term that drives known and unknown images apart; 0 if no class can be new."""
+    if plan.config.setting not in REJECTING:
+        return 0.0
+    return sum(term.separation for term in plan.method.terms if isinstance(term, Separation))
+
+
+def settles_first(plan: Plan) -> bool:
+    """Whether BatchNorm takes the target's statistics before the first epoch."""
+    method = plan.method
+    separates = separation_weight(plan) > 0 and not method.needs_witness
+    return separates or (method.settles and bool(method.terms))
+
+
+def make_guidance(
+    plan: Plan, inputs: Inputs, runtime: Runtime, uncertainty: Uncertainty
+) -> Guidance:
+    """The tables that guide an epoch."""
+    return Guidance(
+        len(inputs.store),
+        plan.method.certainty,
+        plan.method.split,
+        plan.config.setting,
+        runtime,
+        uncertainty,
+        plan.config.samples,
+        separates=separation_weight(plan) > 0,
+    )
+
+
+def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:
+    """The stored posterior, or the same factors under another prior or damping."""
+    if config.prior is None and config.damping is None:
+        return posterior
+    prior = posterior.prior_precision if config.prior is None else config.prior
+    return posterior.with_prior(prior, damping=config.damping, weight_decay=config.weight_decay)
+
+
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Tensors whose name starts with `prefix`, by the rest of their name."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,214 @@
+"""Features of a frozen backbone: computed once per image, then kept like pixels.
+
+In memory (on the device if they fit there), else in a file that is mapped into memory. With a cache folder the file is
+kept, under a key of the images, the weights and the input: features of other weights or settings are never used.
+
+Shapes: N images, F features of the backbone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import logging
+import math
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from usfan.data import row_cache
+from usfan.data.memory import choose_place
+from usfan.data.store import Store
+from usfan.data.views import InputSpec
+from usfan.engine.passes import (
+    PASS_BATCH,
+    SMALL_PICTURES,
+    faster_laid_out,
+    own_batches,
+    pass_batch,
+)
+from usfan.engine.runtime import Runtime
+from usfan.models.backbones import weights_hash
+from usfan.models.classifier import Classifier, plain_layout
+from usfan.progress import bar
+from usfan.threads import all_threads, use
+
+log = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.5
+FLOAT_BYTES = 4
+PIECE = 16
+"""Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
+8 a convolution adds up in another order."""
+
+Pass = Callable[[Store, Tensor], Tensor]
+"""Features of the images of a store at some rows."""
+
+
+class BackboneAlone(nn.Module):
+    """Gives the features of the backbone instead of those of the bottleneck."""
+
+    def __init__(self, backbone: nn.Module, *, channels_last: bool = True) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.channels_last = channels_last
+        self.laid_out = False
+
+    def extract(self, images: Tensor) -> Tensor:
+        if self.laid_out:
+            images = images.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.backbone(images)
+        return features
+
+    @contextlib.contextmanager
+    def fast(self, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
+        """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
+        self.laid_out = runtime.device.type == "cpu" and faster_laid_out(self.backbone, spec)
+        if self.laid_out:
+            self.backbone.to(memory_format=torch.channels_last)
+        try:
+            yield
+        finally:
+            if self.laid_out:
+                plain_layout(self.backbone)
+            self.laid_out = False
+
+
+def on_features(classifier: Classifier) -> Classifier:
+    """The layers after the backbone as a classifier of its features. They are the same layers: training one trains the
+    other."""
+    light = Classifier.__new__(Classifier)
+    nn.Module.__init__(light)
+    light.backbone = nn.Identity()
+    light.bottleneck = classifier.bottleneck
+    light.head = classifier.head
+    return light
+
+
+@torch.no_grad()
+def features_of(
+    network: Classifier | BackboneAlone,
+    store: Store,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    weights: str | None = None,
+) -> Store:
+    """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
+    the caller has it."""
+    alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
+    with all_threads(), alone.fast(spec, runtime), passing(alone, spec, runtime) as through:
+        width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
+        if store.key is None or runtime.world > 1:
+            table = fill(through, store, runtime, width)
+        else:
+            weights = weights or weights_hash(alone.backbone)
+            table = from_file(through, weights, store, spec, runtime, width)
+    return dataclasses.replace(store, values=table, batch_form=None)
+
+
+@contextlib.contextmanager
+def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
+    """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
+    through all layers: within a layer threads would wait for each other, at the end of every one. Each thread has a
+    copy of the network; one that cannot be copied takes whole batches."""
+    threads = torch.get_num_threads()
+    at_once = math.gcd(threads, PASS_BATCH // PIECE)
+    in_pieces = (
+        runtime.device.type == "cpu"
+        and spec.size > SMALL_PICTURES
+        and (at_once > 1 or threads == 1)
+    )
+    networks = copies(alone, at_once) if in_pieces else None
+    if networks is None:
+        yield lambda store, rows: pass_batch(alone, store, rows, spec, runtime)
+        return
+    free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
+    for network in networks:
+        free.put(network)
+
+    @torch.no_grad()  # each thread has its own mode
+    def pass_piece(store: Store, rows: Tensor) -> Tensor:
+        network = free.get()
+        try:
+            return pass_batch(network, store, rows, spec, runtime)
+        finally:
+            free.put(network)
+
+    def pass_pieces(store: Store, rows: Tensor) -> Tensor:
+        pieces = rows.tensor_split(max(1, len(rows) // PIECE))
+        return torch.cat(list(pool.map(pass_piece, itertools.repeat(store), pieces)))
+
+    use(threads // at_once)
+    try:
+        with ThreadPoolExecutor(at_once) as pool:
+            yield pass_pieces
+    finally:
+        use(threads)
+
+
+def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone] | None:
+    """The network and copies of it with the same tensors: a layer may note something in itself. None if it has hooks,
+    which all copies would share together with what they write to, or cannot be copied."""
+    if count > 1 and any(
+        part._forward_hooks or part._forward_pre_hooks for part in alone.modules()
+    ):
+        return None
+    networks = [alone]
+    try:
+        while len(networks) < count:
+            tensors = itertools.chain(alone.parameters(), alone.buffers())
+            networks.append(copy.deepcopy(alone, {id(tensor): tensor for tensor in tensors}))
+    except Exception as error:  # a user's network may hold anything, such as a lock
+        log.debug(
+            "the backbone cannot be copied, so threads do not share the images: %s", error
+        )
+        return None
+    return networks
+
+
+def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:
+    table = torch.zeros(len(store), width, device=runtime.device)
+    with bar("features", len(store)) as display:
+        for rows in own_batches(len(store), PASS_BATCH, runtime):
+            table[rows] = through(store, rows)
+            display.advance(len(rows))
+    return runtime.total(table) if runtime.world > 1 else table
+
+
+def from_file(
+    through: Pass,
+    weights: str,
+    store: Store,
+    spec: InputSpec,
+    runtime: Runtime,
+    width: int,
+) -> Tensor:
+    """The features that an earlier run cached; else they are computed and cached."""
+    settings = [
+        store.key,
+        weights,
+        dataclasses.astuple(spec),
+        runtime.precision,
+        runtime.device.type,
+    ]
+    key = row_cache.digest(settings)
+    folder = row_cache.cache_folder(runtime.cache)
+    cache = row_cache.RowCache(folder, key, len(store), (width,), torch.float32)
+
+    def batches(_: row_cache.Skips) -> Iterator[Tensor]:
+        with bar("features", len(store)) as progress:
+            for rows in torch.arange(len(store), device=runtime.device).split(
+                row_cache.CHECKED
+            ):
+                yield through(store, rows)
+                progress.advance(len(rows))
+
+    place = choose_place(FLOAT_BYTES * len(store) * width, runtime.device, MEMORY_SHARE)
+    table, _ = cache.read_or_build(runtime.device, place, batches)
+    return table if place == "disk" else table.to(runtime.device)

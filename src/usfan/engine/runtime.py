@@ -1,0 +1,169 @@
+"""Where to compute: device, precision, processes.
+
+Gradients and batch statistics are summed over processes by hand (`total`), so that several processes take exactly the
+step that one process would take on the global batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.config import RuntimeConfig, make_config
+from usfan.engine.processes import join_processes, process_counts
+from usfan.errors import ConfigError
+from usfan.maths.objectives import alone
+
+MALLOC_OPTIONS = {
+    "M_MMAP_MAX": (-4, 0),
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
+    "M_TOP_PAD": (-2, 64 << 20),
+    "M_ARENA_MAX": (-8, 1),
+}
+"""Options of glibc's mallopt by name: number and value."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device of this process, and its place among the others."""
+
+    device: torch.device
+    precision: str = "32"
+    """32 or bf16."""
+    compile: str = "auto"
+    workers: int | None = None
+    cache: str | None = None
+    rank: int = 0
+    world: int = 1
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over processes; no gradient passes."""
+        if self.world == 1:
+            return values
+        values = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(values)
+        return values
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, one process after another; no gradient passes."""
+        if self.world == 1:
+            return rows
+        counts = torch.zeros(self.world, dtype=torch.long, device=self.device)
+        counts[self.rank] = len(rows)
+        ends = self.total(counts).cumsum(0).tolist()
+        whole = rows.new_zeros(ends[-1], *rows.shape[1:])
+        whole[ends[self.rank] - len(rows) : ends[self.rank]] = rows
+        return self.total(whole)
+
+    def agree(self, number: int) -> bool:
+        """Whether all processes hold the same number."""
+        value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
+        total, squares = self.total(value).tolist()
+        return bool(squares * self.world == total**2)
+
+    @property
+    def total_or_alone(self) -> Callable[[Tensor], Tensor]:
+        """`total`, or the identity in a single process."""
+        return alone if self.world == 1 else self.total
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @property
+    def fast(self) -> bool:
+        """Whether steps are compiled and captured when there are enough of them."""
+        return self.device.type == "cuda" and self.compile != "off" and self.world == 1
+
+
+def as_runtime(
+    runtime: Runtime | RuntimeConfig | Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
+) -> Runtime:
+    """The runtime of the Python API's arguments `runtime` and `device`."""
+    if isinstance(runtime, Runtime):
+        if device is not None and torch.device(device).type != runtime.device.type:
+            raise ConfigError(
+                f"device={str(device)!r} and a runtime on {runtime.device} exclude each other: give one"
+            )
+        return runtime
+    if runtime is None or isinstance(runtime, Mapping):
+        runtime = make_config(RuntimeConfig, dict(runtime or {}))
+    if not isinstance(runtime, RuntimeConfig):
+        raise ConfigError(
+            f"runtime must be a dict such as {{'device': 'cuda', 'workers': 4}} or a RuntimeConfig; got {runtime!r:.80}"
+        )
+    if device is not None:
+        runtime = dataclasses.replace(runtime, device=str(device))
+    return start_runtime(runtime)
+
+
+def start_runtime(config: RuntimeConfig | Runtime | None = None) -> Runtime:
+    """Choose the device and, if several processes are to work together, join them. A runtime is taken as it is."""
+    if isinstance(config, Runtime):
+        return config
+    config = config or RuntimeConfig()
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError("--device cuda: no CUDA device was found; use --device cpu or auto")
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if has_gpu else "cpu"
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if kind == "cuda" else "32"
+    if kind == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.fp32_precision = "tf32"
+        device = torch.device("cuda", 0)
+    else:
+        keep_freed_memory()
+        device = torch.device(kind)
+    rank = 0
+    world = 1
+    devices, nodes = process_counts(config)
+    if devices * nodes > 1:
+        device, rank, world = join_processes(kind, devices, nodes)
+    return Runtime(device, precision, config.compile, config.workers, config.cache, rank, world)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks for the next layer, instead of giving large ones back to the system and taking them
+    anew, page by page: a network on a CPU spends most of its time on that. All threads share one arena: in others glibc
+    gives large blocks back all the same. Settings that the user tuned are kept."""
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another system, another library
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in MALLOC_OPTIONS.values():
+            mallopt(option, value)
+
+
+def seed_everything(*numbers: int, part: int = 0) -> None:
+    """Seed torch's global generator (dropout, initial weights) from a few numbers: a run resumed there draws the same.
+
+    `part` sets apart the draws of processes that hold different images.
+    """
+    torch.manual_seed(mixed_seed(part << 40, numbers))
+
+
+def permutation(count: int, *numbers: int) -> Tensor:
+    """A shuffled order of `count` images, a function of the numbers alone."""
+    generator = torch.Generator().manual_seed(mixed_seed(17, numbers))
+    return torch.randperm(count, generator=generator)
+
+
+def mixed_seed(start: int, numbers: Sequence[int]) -> int:
+    seed = start
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (2**63 - 1)
+    return seed

@@ -1,0 +1,91 @@
+"""The outputs of a model: of a pass over a data set, and predictions for a user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from usfan.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row per image. `probs` and `label` are the point estimate's, as in the paper; the rest is the posterior's."""
+
+    probs: Tensor
+    """B × K."""
+    label: Tensor
+    """B class indices."""
+    entropy: Tensor
+    """B, of the posterior predictive, in nats."""
+    weight: Tensor
+    """B, its certainty exp(−H): 1 is certain, 1/K is uniform."""
+    unknown: Tensor
+    """B booleans: judged to be of no known class. All false for a model without an unknown rule."""
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __repr__(self) -> str:
+        counts = Counter(self.names)
+        parts = [f"{count} {name}" for name, count in counts.most_common(3)]
+        if len(counts) > 3:
+            parts.append("…")
+        if bool(self.unknown.any()):
+            parts.append(f"{int(self.unknown.sum())} unknown")
+        certainty = float(self.weight.mean())
+        return f"Prediction({len(self)} images: {', '.join(parts)}; mean certainty {certainty:.2f})"
+
+    @property
+    def names(self) -> list[str]:
+        """The class names of `label`."""
+        labels = self.label.tolist()
+        return [self.classes[label] if self.classes else str(label) for label in labels]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Outputs of a pass over a data set, N rows in the order of the data."""
+
+    features: Tensor
+    """N × D."""
+    logits: Tensor
+    """N × K."""
+    probs: Tensor
+    """N × K, of the point estimate."""
+    posterior_probs: Tensor
+    """N × K, of the posterior predictive."""
+    mutual_information: Tensor
+    """N."""
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def is_finite(self) -> bool:
+        finite = torch.isfinite(self.logits).all() & torch.isfinite(self.posterior_probs).all()
+        return bool(finite)
+
+    def rows(self, index: Tensor) -> Outputs:
+        """The outputs of some samples."""
+        index = index.to(self.logits.device)
+        return Outputs(
+            self.features[index],
+            self.logits[index],
+            self.probs[index],
+            self.posterior_probs[index],
+            self.mutual_information[index],
+        )
+
+
+def check_finite(outputs: Outputs) -> None:
+    """Finite weights can still give predictions that are not finite."""
+    if not outputs.is_finite:
+        raise ArtifactError(
+            "the model's predictions are not finite numbers: its weights are too large for these images; "
+            "check where the model comes from, or whether its training diverged"
+        )

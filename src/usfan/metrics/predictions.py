@@ -1,0 +1,150 @@
+"""Predictions, a row for every image, as a CSV table or JSON lines; with a coverage, the least certain abstain."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from usfan.config_checks import is_number
+from usfan.data.sources import ImageData
+from usfan.engine.runtime import Runtime
+from usfan.errors import printable
+from usfan.files import whole_file
+from usfan.store.model import SourceModel
+
+COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown", "error")
+BATCH = 64
+FORMULA = ("=", "+", "-", "@")
+"""Characters that begin a formula in a spreadsheet."""
+
+Record = dict[str, Any]
+
+
+def prediction_records(
+    model: SourceModel,
+    data: ImageData,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Record]:
+    """One record per image, in their order: the fields of `COLUMNS`.
+
+    An image that cannot be read has the reason in `error` and None in all fields between.
+    """
+    position = 0
+    for index, outputs in model.predict_batches(
+        data, BATCH, workers=workers, progress=progress
+    ):
+        prediction = model.to_prediction(outputs)
+        columns = (
+            prediction.names,
+            prediction.probs.amax(dim=1).tolist(),
+            prediction.entropy.tolist(),
+            prediction.weight.tolist(),
+            prediction.unknown.tolist(),
+        )
+        for i, *values in zip(index.tolist(), *columns, strict=True):
+            yield from (unreadable_record(data, j) for j in range(position, i))
+            yield dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
+            position = i + 1
+    yield from (unreadable_record(data, j) for j in range(position, len(data)))
+
+
+def unreadable_record(data: ImageData, position: int) -> Record:
+    path = data.where(position)
+    error = data.unreadable.get(path, "cannot be read")
+    return dict.fromkeys(COLUMNS) | {"path": path, "error": error}
+
+
+def write_predictions(
+    out: Path,
+    model: SourceModel,
+    data: ImageData,
+    coverage: float | None = None,
+    runtime: Runtime | None = None,
+    progress: Callable[[int], None] | None = None,
+    *,
+    json_lines: bool = False,
+) -> int:
+    """One row per image, written batch by batch; an unreadable one has an `error` in place of figures.
+
+    Gives the number of predictions. `json_lines` writes one JSON object per line in place of CSV.
+    """
+    workers = None if runtime is None else runtime.workers
+    records = prediction_records(model, data, workers=workers, progress=progress)
+    columns: tuple[str, ...] = COLUMNS
+    if coverage is not None:
+        records = with_abstentions(records, coverage)
+        columns = (*COLUMNS, "abstained")
+    count = 0
+    with whole_file(out, follow=True) as table, open_table(table) as file:
+        writer = csv.writer(file)
+        if not json_lines:
+            writer.writerow(columns)
+        for record in records:
+            count += record["error"] is None
+            if json_lines:
+                file.write(as_json(record) + "\n")
+            else:
+                writer.writerow(cell(record[name]) for name in columns)
+    return count
+
+
+def with_abstentions(records: Iterable[Record], coverage: float) -> Iterator[Record]:
+    """The same records with `abstained`. Those of least weight lose their label, so that a share `coverage` keeps it.
+
+    All weights must be known before the first record goes on: meanwhile the records wait in a temporary file.
+    Records with an error have no weight, and count neither way.
+    """
+    weights = []
+    with tempfile.TemporaryFile("w+") as file:
+        for record in records:
+            weights.append(record["weight"])
+            file.write(json.dumps(record) + "\n")
+        order = [i for i, weight in enumerate(weights) if weight is not None]
+        order.sort(key=weights.__getitem__)
+        abstaining = set(order[: len(order) - round(coverage * len(order))])
+        file.seek(0)
+        for i, line in enumerate(file):
+            record = json.loads(line)
+            record["abstained"] = i in abstaining
+            if i in abstaining:
+                record["label"] = None
+            yield record
+
+
+def open_table(path: Path) -> TextIO:
+    return open(path, "w", newline="", encoding="utf-8")
+
+
+def as_json(record: Record) -> str:
+    """One line. An unreadable image has no figures, and only it has an `error`."""
+    empty = COLUMNS if record["error"] is not None else ("error",)
+    return json_line({k: v for k, v in record.items() if v is not None or k not in empty})
+
+
+def json_line(value: Any) -> str:
+    """JSON in which letters of all scripts stay, and what a terminal would act on is written as \\uNNNN."""
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def cell(value: str | float | None, digits: int = 6) -> str:
+    """A value in a table. A stranger's text holds no formula for a spreadsheet (an apostrophe goes before it), no
+    control character, and \\xNN for bytes of a file name that are not UTF-8."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:.{digits}f}"
+    text = printable(value, 10_000)
+    if text.lstrip()[:1] in FORMULA and not is_number(text):
+        return f"'{text}"
+    return text

@@ -1,0 +1,430 @@
+"""The run folder: config.yaml, metrics.json, log.jsonl, TensorBoard events, checkpoints; files are whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import re
+import reprlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from usfan.config import WITHHELD
+from usfan.config_checks import is_number
+from usfan.engine.runtime import Runtime
+from usfan.errors import ArtifactError, ConfigError, UsfanError, printable
+from usfan.files import (
+    Folder,
+    must_be_writable,
+    parse_json,
+    read_json_in,
+    read_yaml_in,
+    remove_parts_of,
+    write_json,
+    write_tensors_in,
+    write_text,
+    write_yaml,
+)
+from usfan.store.schema import JsonTable
+from usfan.tensor_file import open_tensors_in
+
+CHECKPOINTS = "checkpoint"
+CONFIG = "config.yaml"
+LOG = "log.jsonl"
+CURVES = re.compile(r"events\.out\.tfevents\..*")
+_CHECKPOINT = re.compile(r"epoch-(\d{5,9})\.safetensors")
+MISFITS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+)
+"""Errors of a state that does not fit the object it is loaded into."""
+Checkpoint = tuple[int, dict[str, Tensor], JsonTable]
+"""Epochs done, tensors, and the rest as JSON."""
+
+
+def lock_folder(folder: Folder) -> int:
+    """The handle of the folder's lock, which holds until it is closed; a dead process's lock does not count."""
+    try:
+        return folder.lock(".lock")
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES) and error.filename is None:
+            raise ConfigError(
+                f"{folder.path} is in use by another process: wait for it, or choose another --out"
+            ) from None
+        raise
+
+
+@contextlib.contextmanager
+def folder_lock(path: Path) -> Iterator[None]:
+    """Only this process writes to the folder; what killed writers left in it is removed."""
+    must_be_writable(path)
+    with Folder(path, create=True) as folder:
+        lock = lock_folder(folder)
+        try:
+            for place, names, _, inner in os.fwalk(".", dir_fd=folder.fd):  # follows no link
+                for name in names:
+                    if os.path.islink(path / place / name):
+                        raise ConfigError(
+                            f"{path / place / name} is a link: a study's folder holds its own files"
+                        )
+                remove_parts_of(inner)
+            yield
+        finally:
+            os.close(lock)
+
+
+def mend_log(folder: Folder) -> None:
+    """Cut off a last line that was only half written: a disk that was full, a machine that stopped."""
+    if folder.kind(LOG) == "missing":
+        return
+    with folder.in_place(LOG, append=False) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        file.truncate(end)
+
+
+def read_run_config(folder: Path) -> JsonTable | None:
+    """The settings of a run folder; None if it holds none."""
+    if not folder.is_dir():
+        return None
+    with Folder(folder) as opened:
+        return read_config_in(opened)
+
+
+def read_config_in(folder: Folder) -> JsonTable | None:
+    if folder.kind(CONFIG) == "missing":
+        return None
+    settings = read_yaml_in(folder, CONFIG)
+    if not isinstance(settings, dict):
+        return None
+    return {str(name): value for name, value in settings.items()}
+
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The settings of a run that differ from those it began with, in words: "lr 0.01, not 0.02"."""
+    changes = []
+    for name, value in now.items():
+        previous = before.get(name)
+        if previous != WITHHELD and plain(previous) != plain(value):
+            changes.append(f"{word(name)} {word(previous)}, not {word(value)}")
+    return changes
+
+
+def plain(value: object) -> object:
+    """The value that a text stands for: a number, on or off, or itself."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if is_number(value) else {"on": True, "off": False}.get(value, value)
+
+
+def word(value: object) -> str:
+    """A value as a user would write it; a stranger's text is escaped and cut."""
+    if value is None or isinstance(value, bool):
+        return {True: "on", False: "off", None: "none"}[value]
+    if isinstance(value, str) and value.isprintable() and len(value) < 200:
+        return value
+    return reprlib.repr(value)
+
+
+class RunFolder:
+    """One run's folder. A second process that opens it for writing is refused; a dead process's lock does not count.
+
+    With `writes=False` (a process that follows the first one of the same run) it is only read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        config: JsonTable,
+        *,
+        command: str,
+        resume: bool = False,
+        writes: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        self.command = command
+        self.config = {"command": command, **config}
+        self._writer: Any = None
+        self._lock = -1
+        self._folder: Folder | None = None
+        self._new_paths: list[Path] = []
+        if not writes:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file: --out names a folder")
+        paths = (self.path / CONFIG, self.path / ".lock", self.path)
+        new_paths = [path for path in paths if not path.exists()]
+        must_be_writable(self.path)
+        self._folder = Folder(self.path, create=True)
+        try:
+            self._lock = lock_folder(self._folder)
+            self._new_paths = new_paths
+            self._claim(resume)
+        except BaseException:
+            self._undo()
+            raise
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Folder]:
+        """The folder, by its descriptor; a process that only reads opens it again."""
+        if self._folder is not None and self._folder.fd >= 0:
+            yield self._folder
+        else:
+            with Folder(self.path) as folder:
+                yield folder
+
+    def _claim(self, resume: bool) -> None:
+        """Refuse a folder with other content; else write the settings."""
+        assert self._folder is not None
+        before = read_config_in(self._folder)
+        content = [name for name in self._folder.names() if not name.startswith(".")]
+        if before is None and content and not resume:
+            raise ConfigError(
+                f"{self.path} is not empty and is not a run folder: choose another --out"
+            )
+        if before is not None:
+            self._check_same_run(before, resume)
+        self._folder.remove_parts()
+        if self._folder.kind(CHECKPOINTS) != "missing":
+            with self._folder.inner(CHECKPOINTS) as inner:
+                inner.remove_parts()
+        mend_log(self._folder)
+        if before is None:
+            write_yaml(self.path / CONFIG, self.config)
+
+    def _check_same_run(self, before: JsonTable, resume: bool) -> None:
+        if not resume:
+            choice = "pass --resume, or another --out"
+            if self.command == "evaluate":
+                choice = "choose another --out"
+            command = printable(before.get("command", "?"), 40)
+            raise ConfigError(f"{self.path} already holds a run ({command}): {choice}")
+        changes = differences({**dict.fromkeys(before), **self.config}, before)
+        if changes:
+            settings = printable(", ".join(changes), 600)
+            raise ConfigError(
+                f"{self.path} holds a run with other settings ({settings}): it cannot be resumed with these"
+            )
+
+    def _undo(self) -> None:
+        """Remove the files that this process created: nothing has been computed yet."""
+        for path in self._new_paths:
+            with contextlib.suppress(OSError):
+                path.rmdir() if path == self.path else path.unlink(missing_ok=True)
+        self.close()
+
+    def inside(self, name: str) -> Path:
+        """A folder in this one, made if it is missing; a link at the name is refused."""
+        with self.opened() as folder, folder.inner(name, create=True) as inner:
+            return inner.path
+
+    def log(self, event: str, **values: Any) -> None:
+        """One line in log.jsonl, in one write."""
+        entry = {"event": event, "time": round(time.time(), 3), **values}
+        line = json.dumps(entry, default=str) + "\n"
+        with self.opened() as folder, folder.in_place(LOG, append=True) as file:
+            file.write(line.encode())
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def histogram(self, name: str, values: Tensor, step: int) -> None:
+        values = values.detach().float().cpu()
+        finite = values[torch.isfinite(values)]
+        if len(finite):  # TensorBoard draws none of nothing
+            self.writer.add_histogram(name, finite.numpy(), step)
+
+    @property
+    def writer(self) -> Any:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.path))
+        return self._writer
+
+    def save_metrics(self, metrics: JsonTable) -> None:
+        write_json(self.path / "metrics.json", metrics)
+
+    def finished(self) -> JsonTable | None:
+        """The metrics of a run that ended, else None."""
+        with self.opened() as folder:
+            if folder.kind("metrics.json") == "missing":
+                return None
+            with contextlib.suppress(ArtifactError):
+                metrics: JsonTable = read_json_in(folder, "metrics.json")
+                return metrics
+        return None
+
+    def save_checkpoint(self, epoch: int, tensors: dict[str, Tensor], state: JsonTable) -> None:
+        """Write a checkpoint, and keep the one before, in case that this one is damaged."""
+        with self.opened() as folder, folder.inner(CHECKPOINTS, create=True) as inner:
+            write_tensors_in(
+                inner, f"epoch-{epoch:05d}.safetensors", tensors, {"state": json.dumps(state)}
+            )
+            for old in checkpoints(inner)[:-2]:
+                inner.remove(old)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None."""
+        with self.opened() as folder:
+            if folder.kind(CHECKPOINTS) == "missing":
+                return None
+            with folder.inner(CHECKPOINTS) as inner:
+                for name in reversed(checkpoints(inner)):
+                    with contextlib.suppress(*MISFITS):
+                        return read_checkpoint(inner, name)
+        return None
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Around what puts a checkpoint's state in place: one that does not fit the run is named."""
+        try:
+            yield
+        except UsfanError:
+            raise
+        except MISFITS as error:
+            reason = printable(" ".join(str(error).split()), 120)
+            raise ArtifactError(
+                f"{self.path / CHECKPOINTS}: a checkpoint does not fit this run ({type(error).__name__}: "
+                f"{reason}). Another version of usfan began the run, or the file "
+                "is damaged: resume with that version, or remove this checkpoint folder to start the run again"
+            ) from None
+
+    def drop_checkpoints(self) -> None:
+        with self.opened() as folder:
+            if folder.kind(CHECKPOINTS) == "missing":
+                return
+            with folder.inner(CHECKPOINTS) as inner:
+                for name in inner.names():
+                    with contextlib.suppress(OSError):
+                        inner.remove(name)
+            with contextlib.suppress(OSError):
+                os.rmdir(CHECKPOINTS, dir_fd=folder.fd)
+
+    def withhold(self, *names: str) -> None:
+        """For a private run that is done: these settings leave config.yaml. With no name all do, and log and curves go.
+
+        The names of TensorBoard's files hold those of the machine and the process: curves that stay get other names.
+        """
+        hidden = dict.fromkeys(names or self.config, WITHHELD)
+        hidden["command"] = self.command
+        public = {name: hidden.get(name, value) for name, value in self.config.items()}
+        write_yaml(self.path / CONFIG, public)
+        self._close_writer()
+        with self.opened() as folder:
+            curves = [name for name in folder.names() if CURVES.fullmatch(name)]
+            for number, name in enumerate(curves):
+                if names:
+                    plain_name = f"events.out.tfevents.{number}.run"
+                    os.rename(name, plain_name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                else:
+                    folder.remove(name)
+        if not names:
+            write_text(
+                self.path / LOG, json.dumps({"event": "finished", "private": True}) + "\n"
+            )
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def close(self) -> None:
+        self._close_writer()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        if self._folder is not None:
+            self._folder.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A user's mistake before the first epoch leaves nothing behind."""
+        mistake = kind is not None and issubclass(kind, UsfanError)
+        if mistake and not os.path.lexists(self.path / LOG):
+            self._undo()
+        self.close()
+
+
+def checkpoints(folder: Folder) -> list[str]:
+    """Their names, the oldest first."""
+    return sorted(name for name in folder.names() if _CHECKPOINT.fullmatch(name))
+
+
+def read_checkpoint(folder: Folder, name: str) -> Checkpoint:
+    with open_tensors_in(folder, name) as file:
+        state = parse_json(file.metadata()["state"].encode())
+        if not isinstance(state, dict):
+            raise ValueError("its state is not a table")
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    epoch = name.removeprefix("epoch-").removesuffix(".safetensors")
+    return int(epoch), tensors, state
+
+
+@contextlib.contextmanager
+def open_run(
+    runtime: Runtime,
+    path: str | Path,
+    config: JsonTable,
+    *,
+    command: str,
+    resume: bool = False,
+) -> Iterator[RunFolder]:
+    """The folder of a run, which the first process writes and the others read. Only the first reports an error."""
+    opened = False
+    try:
+        run = RunFolder(path, config, command=command, resume=resume, writes=runtime.rank == 0)
+        opened = True
+    finally:
+        if not runtime.agree(opened) and opened:
+            raise SystemExit(0)
+    try:
+        with run:
+            yield run
+    except UsfanError:  # a user's mistake is the same in all processes
+        if runtime.rank == 0:
+            raise
+        raise SystemExit(0) from None
+
+
+def must_fit(state: dict[str, Tensor], network: torch.nn.Module) -> None:
+    """ValueError unless a state that is put in place later is empty, or one of this network."""
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    if state and {name: tensor.shape for name, tensor in state.items()} != expected:
+        raise ValueError("a state in it is that of another network")
+
+
+def checked_records(records: list[JsonTable]) -> list[JsonTable]:
+    """The epochs in a checkpoint; raises if one lacks its number, or its figures are not numbers."""
+    checked = []
+    for record in records:
+        validators = {str(name): float(value) for name, value in record["validators"].items()}
+        checked.append({**record, "epoch": int(record["epoch"]), "validators": validators})
+    return checked
+
+
+def load_checkpoint(run: RunFolder | None, runtime: Runtime) -> Checkpoint | None:
+    """The newest checkpoint of the run folder, which every process reads; None if there is none."""
+    checkpoint = None if run is None else run.load_checkpoint()
+    if not runtime.agree(checkpoint[0] if checkpoint else 0):
+        raise ArtifactError(
+            "the processes found different checkpoints: the run folder must lie where all nodes can read it"
+        )
+    return checkpoint

@@ -1,0 +1,295 @@
+"""The fields of config.json, checked one by one: a stranger wrote the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from usfan.budget import allowed
+from usfan.config import MIXINGS, VIEWS
+from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
+from usfan.data.views import InputSpec
+from usfan.errors import ArtifactError, ConfigError, DataError, printable
+from usfan.uncertainty.kronecker import DAMPING, KroneckerPosterior
+from usfan.uncertainty.registry import uncertainties_by_kind
+
+MAX_CLASSES = 100_000
+MAX_WIDTH = 65_536
+MAX_SIDE = 4_096
+MAX_NAME = 1_000
+MAX_DRAWS = 1 << 21
+"""Draws × classes: what a prediction takes, in time and memory, grows with it."""
+USUAL_DRAWS = 128
+"""Draws that any number of classes may have."""
+
+JsonTable = dict[str, Any]
+"""A table as JSON holds it: names to texts, numbers, lists and tables."""
+Rule = type | tuple[str, ...] | tuple[int, int] | tuple[float, float]
+"""The values that a field may have: bool; str, a short text; one of several texts; or the bounds of a number, which is
+a whole number if they are."""
+ARCHITECTURE: dict[str, Rule] = {
+    "backbone": str,
+    "bottleneck": (0, MAX_WIDTH),
+    "dropout": (0.0, 0.99),
+    "head_bias": bool,
+    "head_norm": bool,
+}
+POSTERIOR: dict[str, Rule] = {
+    "prior_precision": PRIORS,
+    "count": (1, 1 << 50),
+    "prior": ("number", "evidence", "weight-decay"),
+    "damping": DAMPING,
+    "features": (1, MAX_WIDTH),
+    "bias": bool,
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """config.json after the checks."""
+
+    kind: str
+    architecture: JsonTable
+    classes: tuple[str, ...]
+    spec: InputSpec
+    posterior: JsonTable
+    temperature: float
+    samples: int
+    summary: JsonTable
+    method: str
+    unknown_rule: JsonTable | None
+    uncertainty: JsonTable
+    """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """config.json of a mixture of several models after the checks. Each member has a folder."""
+
+    classes: tuple[str, ...]
+    mixing: str
+    shares: tuple[float, ...]
+    method: str
+    unknown_rule: JsonTable | None
+    summary: JsonTable
+    kind: str = "mixture"
+
+
+class _Reader:
+    """Reads typed fields from a table, and names a field that is wrong."""
+
+    def __init__(self, values: object, file: Path, prefix: str = "") -> None:
+        if not isinstance(values, dict):
+            raise ArtifactError(f"{file}: {prefix.rstrip('.') or 'the file'} must be a table")
+        self.values = values
+        self.file = file
+        self.prefix = prefix
+
+    def fail(self, name: str, expected: str) -> ArtifactError:
+        value = self.values.get(name)
+        text = repr(value)
+        if isinstance(value, (dict, list)):
+            text = f"a {type(value).__name__} of {len(value)}"
+        return ArtifactError(
+            f"{self.file}: {self.prefix}{printable(name, 80)} must be {expected}; got {printable(text, 60)}"
+        )
+
+    def read(self, name: str, rule: Rule) -> Any:
+        """The value of a field, if the rule allows it."""
+        value = self.values.get(name)
+        if rule is bool:
+            expected = "true or false"
+            valid = isinstance(value, bool)
+        elif rule is str:
+            expected = "a short text"
+            valid = isinstance(value, str) and 0 < len(value) <= 200
+        elif isinstance(rule, tuple) and isinstance(rule[0], str):
+            expected = f"one of {', '.join(map(str, rule))}"
+            valid = value in rule
+        else:
+            low, high = rule  # type: ignore[misc]
+            kind = "whole number" if isinstance(low, int) else "number"
+            expected = f"a {kind} from {low} to {high}"
+            valid = is_number(value, low, high)
+        if not valid:
+            raise self.fail(name, expected)
+        return value
+
+    def read_all(self, rules: Mapping[str, Rule]) -> JsonTable:
+        return {name: self.read(name, rule) for name, rule in rules.items()}
+
+    def numbers(
+        self, name: str, expected: str, low: float, high: float, counts: range
+    ) -> tuple[float, ...]:
+        values = self.values.get(name)
+        if not isinstance(values, list) or len(values) not in counts:
+            raise self.fail(name, expected)
+        if not all(is_number(value, low, high) for value in values):
+            raise self.fail(name, expected)
+        return tuple(map(float, values))
+
+    def table(self, name: str) -> _Reader:
+        return _Reader(self.values.get(name), self.file, f"{self.prefix}{name}.")
+
+    def optional_table(self, name: str) -> JsonTable | None:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.fail(name, "a table or null")
+        return value
+
+    def summary(self) -> JsonTable:
+        """Nothing depends on the summary: one that is no table is left out."""
+        value = self.values.get("summary")
+        return value if isinstance(value, dict) else {}
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number within bounds; a whole one if the bounds are whole numbers."""
+    types = (int,) if isinstance(low, int) else (int, float)
+    return type(value) in types and low <= value <= high  # type: ignore[operator]
+
+
+def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
+    reader = _Reader(values, file)
+    reader.read("format", ("usfan",))
+    version = reader.read("version", (1, 1_000_000))
+    if version > 1:
+        raise ArtifactError(
+            f"{file}: version {version} is newer than this usfan reads (1): update usfan"
+        )
+    kind = reader.read("kind", ("source", "adapted", "mixture"))
+    classes = read_classes(reader)
+    if kind == "mixture":
+        return read_mixture(reader, classes)
+    rule = None
+    method = ""
+    if kind == "adapted":
+        rule = reader.optional_table("unknown_rule")
+        method = reader.read("method", str)
+    return ModelConfig(
+        kind,
+        read_architecture(reader.table("architecture")),
+        classes,
+        read_spec(reader.table("input")),
+        read_posterior_settings(reader.table("posterior")),
+        reader.read("temperature", TEMPERATURES),
+        reader.read("samples", (1, most_draws(len(classes)))),
+        reader.summary(),
+        method,
+        rule,
+        read_uncertainty_settings(reader),
+    )
+
+
+def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
+    expected = f"2 to {MOST_SOURCES} numbers from 0 to 1, one for each member"
+    shares = reader.numbers("shares", expected, 0.0, 1.0, range(2, MOST_SOURCES + 1))
+    if not abs(sum(shares) - 1) < 1e-3:
+        raise reader.fail("shares", "numbers whose sum is 1")
+    return MixtureConfig(
+        classes,
+        reader.read("mixing", MIXINGS),
+        shares,
+        reader.read("method", str),
+        reader.optional_table("unknown_rule"),
+        reader.summary(),
+    )
+
+
+def check_config(values: JsonTable, file: Path) -> None:
+    """Checks a config before it is written, so that the reader will accept it. Tuples become lists."""
+    parse_config(json.loads(json.dumps(values, default=str)), file)
+
+
+def most_draws(classes: int) -> int:
+    return allowed(max(USUAL_DRAWS, MAX_DRAWS // classes))
+
+
+def check_draws(samples: int, classes: int) -> None:
+    """Checks the draws before a run that would store them."""
+    if samples > most_draws(classes):
+        raise ConfigError(
+            f"samples must be at most {most_draws(classes)} for {classes} classes; got {samples}"
+        )
+
+
+def check_names(classes: Sequence[str]) -> None:
+    """Checks class names before a run that would store them."""
+    for name in classes:
+        if len(name) > MAX_NAME:
+            raise DataError(
+                f"a class name of {len(name)} characters ({printable(name, 40)}): the most is {MAX_NAME}"
+            )
+        if not is_text(name):
+            raise DataError(
+                f"the class name {printable(name, 80)} is not UTF-8: rename its folder"
+            )
+    if len(classes) > MAX_CLASSES:
+        raise DataError(f"{len(classes)} classes: the most is {MAX_CLASSES}")
+
+
+def read_classes(reader: _Reader) -> tuple[str, ...]:
+    names = reader.values.get("classes")
+    if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES:
+        raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
+    if not all(isinstance(name, str) for name in names):
+        raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
+    short = all(len(name) <= MAX_NAME and is_text(name) for name in names)
+    if not short or len(set(names)) != len(names):
+        raise reader.fail("classes", "different, short names")
+    return tuple(names)
+
+
+def is_text(name: str) -> bool:
+    """Whether a name holds no lone surrogate, which JSON can hold but no file or terminal accepts."""
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
+
+
+def read_architecture(reader: _Reader) -> JsonTable:
+    if "module" in reader.values:
+        optional = ["timm"] if "timm" in reader.values else []
+        return reader.read_all(dict.fromkeys(["module", "head", *optional], str))
+    architecture = reader.read_all(ARCHITECTURE)
+    if "pretrained" in reader.values:  # folders of version 0.1 do not say
+        weights = reader.optional_table("pretrained")
+        if weights is not None:
+            weights = reader.table("pretrained").read_all({"from": str, "hash": str})
+        architecture["pretrained"] = weights
+    return architecture
+
+
+def read_spec(reader: _Reader) -> InputSpec:
+    unknown = reader.values.keys() - {field.name for field in fields(InputSpec)}
+    if unknown:
+        raise reader.fail(min(unknown), "absent: this field is not known")
+    channels = reader.read("channels", (1, 16))
+    size = reader.read("size", (1, MAX_SIDE))
+    count = range(channels, channels + 1)
+    return InputSpec(
+        channels,
+        size,
+        reader.read("resize", (size, MAX_SIDE)),
+        reader.numbers("mean", f"{channels} numbers from -1e6 to 1e6", -1e6, 1e6, count),
+        reader.numbers("std", f"{channels} numbers from 1e-6 to 1e6", 1e-6, 1e6, count),
+        reader.read("augment", VIEWS),
+    )
+
+
+def read_uncertainty_settings(reader: _Reader) -> JsonTable:
+    if "uncertainty" not in reader.values:
+        return {"kind": KroneckerPosterior.kind}
+    kinds = uncertainties_by_kind()
+    table = reader.table("uncertainty")
+    kind = table.read("kind", tuple(kinds))
+    return {"kind": kind, **table.read_all(kinds[kind].stored_settings)}
+
+
+def read_posterior_settings(reader: _Reader) -> JsonTable:
+    settings = reader.read_all(POSTERIOR)
+    settings["log_likelihood"] = None
+    if reader.values.get("log_likelihood") is not None:
+        settings["log_likelihood"] = reader.read("log_likelihood", (-1e300, 0.0))
+    return settings

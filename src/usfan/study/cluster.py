@@ -1,0 +1,237 @@
+"""Cells of a study on Ray: a cluster, or the cores and GPUs of this machine (extra usfan[cluster]).
+
+A task trains one source model, or runs one cell, and writes its files as a study in one process does. The tasks of
+cells wait for the task of their source model. If a worker is lost, Ray runs its task again; finished cells lie in the
+folder and are not run again. The folder of the study and the data must lie where all machines can reach them.
+Only JSON passes between the driver and the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from usfan.config import RuntimeConfig, make_config
+from usfan.engine.runtime import start_runtime
+from usfan.errors import ConfigError, UsfanError, printable
+from usfan.models.hub import answers
+from usfan.progress import console
+from usfan.study.results import Row
+from usfan.study.suite import Cell, Suite
+
+LOCAL = "local"
+"""The address that starts a Ray on this machine."""
+RETRIES = 3
+"""How often a task is repeated if its worker was lost. A cell that needs too much memory must not repeat forever."""
+PATIENCE = 10.0
+"""Seconds until a file that a worker wrote must be there: network disks show it late."""
+OBJECT_STORE = 80 << 20
+"""Bytes of shared memory of a local Ray. Rows are small."""
+
+
+def cells_on_ray(study: Suite) -> Iterator[tuple[Row, bool]]:
+    """Row of each cell, and whether it ran now."""
+    missing = []
+    for cell in study.cells():
+        if study.is_done(cell):
+            yield study.run_cell(cell), False
+        else:
+            missing.append(cell)
+    if not missing:
+        return
+    failures: list[tuple[Cell, Exception]] = []
+    with connected(study.computing.ray or LOCAL) as ray:
+        tasks = start_tasks(ray, study, missing)
+        while tasks:
+            ready, _ = ray.wait(list(tasks), timeout=1.0)
+            for task in ready:
+                job = tasks.pop(task)
+                try:
+                    study.hardware.add(task_result(ray, task))
+                except (UsfanError, OSError) as error:
+                    if job is not None:
+                        failures.append((job, error))
+                    continue
+                if job is None:
+                    study.save_description()
+                else:
+                    yield written_row(study, job), True
+    if failures:
+        cell, first = failures[0]
+        kind = UsfanError if isinstance(first, UsfanError) else OSError
+        raise kind(
+            f"{len(failures)} of {len(missing)} cells failed, and what is done stays; the first: "
+            f"{cell.method} {cell.task} seed {cell.seed}: {first}"
+        )
+
+
+def start_tasks(ray: Any, study: Suite, missing: list[Cell]) -> dict[Any, Cell | None]:
+    """A task per missing cell, and one per source model that they need, which has no cell."""
+    device = study.runtime_settings["device"]
+    if device == "auto":  # the machine of this process may have no GPU
+        device = "cuda" if ray.cluster_resources().get("GPU", 0) > 0 else "cpu"
+    cores = study.computing.cores
+    share = study.computing.share if device == "cuda" else 0
+    check_resource(ray, "--threads", "CPU", cores)
+    check_resource(ray, "--device cuda: --share", "GPU", share)
+    remote = ray.remote(max_retries=RETRIES, num_cpus=cores, num_gpus=share)(work)
+    text = json.dumps(description(study, device), default=str)
+    models: dict[tuple[int, str], Any] = {}
+    tasks: dict[Any, Cell | None] = {}
+    for cell in missing:
+        key = (cell.seed, cell.source)
+        if key not in models:
+            models[key] = remote.remote(text, list(key))
+            tasks[models[key]] = None
+    for cell in missing:
+        tasks[remote.remote(text, list(cell), models[cell.seed, cell.source])] = cell
+    return tasks
+
+
+def check_resource(
+    ray: Any,
+    flag: str,
+    resource: str,
+    amount: float,
+) -> None:
+    """Some machine can run a cell; else its task would wait for ever."""
+    nodes = [node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"]]
+    most = max(nodes, default=0)
+    if amount > most:
+        raise ConfigError(
+            f"{flag} {amount}: no machine of the Ray cluster has more than {most:g} {resource}s"
+        )
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray at an address. A connection that this process has already is used, and stays."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send figures on its use
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "--ray needs Ray, which is not installed: pip install 'usfan[cluster]'"
+        ) from None
+    if ray.is_initialized():
+        yield ray
+        return
+    check_address(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address == LOCAL:
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        reason = printable(" ".join(str(error).split()), 300)
+        raise ConfigError(f"--ray {address}: cannot connect ({reason})") from None
+    finally:  # Ray takes SIGTERM for itself
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Something answers there: Ray would ask for a quarter of an hour before it gives up."""
+    scheme, _, place = address.rpartition("://")
+    if address in (LOCAL, "auto") or scheme not in ("", "ray"):
+        return
+    flag = f"--ray {printable(address, 80)}"
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{flag}: write HOST:PORT, ray://HOST:PORT, auto or local")
+    if not answers(host.strip("[]"), int(port)):
+        raise ConfigError(f"{flag}: nothing answers there; is the cluster up?")
+
+
+def description(study: Suite, device: str) -> dict[str, Any]:
+    """From this a worker opens the same study."""
+    cores = study.computing.cores
+    data = Path(study.user_settings["data"]).absolute()
+    runtime = study.runtime_settings | {"device": device}
+    if runtime["workers"] is None:
+        runtime["workers"] = cores
+    return {
+        "name": study.name,
+        "settings": study.user_settings | {"data": str(data), "threads": cores},
+        "out": str(study.out.absolute()),
+        "runtime": runtime,
+        "folder": os.getcwd(),
+    }
+
+
+def task_result(ray: Any, task: Any) -> str:
+    """The hardware that ran a task. Raises its error."""
+    try:
+        answer = json.loads(ray.get(task))
+    except ray.exceptions.RayError as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise OSError(f"{type(error).__name__}: {printable(lines[-1], 300)}") from None
+    if "error" in answer:
+        raise (UsfanError if answer["mistake"] else OSError)(answer["error"])
+    return str(answer["hardware"])
+
+
+def written_row(study: Suite, cell: Cell) -> Row:
+    """The row of a cell that a worker has written."""
+    end = time.monotonic() + PATIENCE
+    while not study.is_done(cell):
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"{study.cell_path(cell)} was written by a worker and is not here: --out must be a folder "
+                "that all machines of the cluster share"
+            )
+        time.sleep(0.1)
+    return study.run_cell(cell)
+
+
+_STUDIES: dict[str, Suite] = {}
+"""The study of this worker process, with the images it has decoded."""
+
+
+def work(text: str, part: list[Any], model: str | None = None) -> str:
+    """In a worker: train the source model (seed, source), or run the cell (seed, source, target, method)."""
+    if model is not None and "error" in json.loads(model):
+        return model
+    console.quiet = True
+    try:
+        study = open_study(text)
+        if len(part) == 2:
+            seed, source = part
+            study.ensure_model(source, seed)
+        else:
+            study.run_cell(Cell(*part))
+    except (UsfanError, OSError) as error:
+        return json.dumps({"error": str(error), "mistake": isinstance(error, UsfanError)})
+    return json.dumps({"hardware": study.device_name()})
+
+
+def open_study(text: str) -> Suite:
+    """The study of a description, opened once in a worker."""
+    if text not in _STUDIES:
+        _STUDIES.clear()
+        values = json.loads(text)
+        with contextlib.suppress(OSError):  # paths of weights may be relative to it
+            os.chdir(values["folder"])
+        runtime = start_runtime(make_config(RuntimeConfig, values["runtime"]))
+        torch.set_num_threads(values["settings"]["threads"])
+        out = Path(values["out"])
+        _STUDIES[text] = Suite.open(values["name"], values["settings"], out, runtime)
+    return _STUDIES[text]

@@ -1,0 +1,481 @@
+"""`usfan study` and `usfan reproduce`: all pairs × methods × seeds of the user's domains or of a named benchmark,
+resumable, ending in tables, figures and a report. Those of a named benchmark have the paper's numbers beside them.
+
+A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small
+JSON file, written whole; it is never run twice. Images are decoded once per domain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from usfan.adaptation.guidance import REJECTING
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.plan import expand_short_forms, settings_of_method
+from usfan.config import RuntimeConfig
+from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Found
+from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.benchmarks.own import fitting
+from usfan.data.cache import open_store
+from usfan.data.store import Store
+from usfan.engine.passes import forward_store
+from usfan.engine.runtime import Runtime
+from usfan.errors import ArtifactError, ConfigError
+from usfan.files import (
+    Folder,
+    append_line,
+    read_json,
+    write_json,
+    write_tensors,
+    write_yaml,
+)
+from usfan.metrics.evaluate import score_outputs
+from usfan.models.backbones import create_backbone
+from usfan.progress import bar, console, say
+from usfan.report.page import write_report
+from usfan.store.model import AdaptedModel, SourceModel
+from usfan.store.run_folder import mend_log
+from usfan.study.agreement import PREDICTED, predicted_classes, write_agreement
+from usfan.study.choices import (
+    PAPER,
+    USER_SEEDS,
+    Computing,
+    Pair,
+    Settings,
+    check_settings,
+    take_computing,
+    take_domains,
+    take_methods,
+    take_pairs,
+    take_seeds,
+    take_source,
+    user_methods,
+)
+from usfan.study.entropies import (
+    ENTROPY_METHODS,
+    correct_areas,
+    entropies_of,
+    entropy_figure,
+)
+from usfan.study.results import Row, Table
+from usfan.study.runs import adapt_model, torch_threads, train_model
+from usfan.tensor_file import read_tensors
+
+LOGGED = ("method", "task", "seed", "accuracy", "seconds")
+FEATURES = "features"
+"""Folder of the features that cells share while a study runs."""
+MOST_FIGURES = 6
+"""A study of more tasks than this draws no entropy densities."""
+
+
+class Cell(NamedTuple):
+    """One run of a study."""
+
+    seed: int
+    source: str
+    target: str
+    method: str
+
+    @property
+    def task(self) -> str:
+        return f"{self.source}→{self.target}"
+
+
+@dataclass
+class Suite:
+    """One study: its choices, and the folder of its cells."""
+
+    domains: Found
+    out: Path
+    runtime: Runtime
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    pairs: tuple[Pair, ...]
+    settings: Settings
+    """Settings of stage 2."""
+    source_settings: Settings
+    """Settings of stage 1."""
+    computing: Computing
+    user_settings: Settings
+    """All settings of the user. Another process opens the same study from them."""
+    runtime_settings: Settings
+    """The fields of `RuntimeConfig`: a worker on another machine opens a runtime of its own."""
+    stores: dict[tuple[object, ...], Store] = field(default_factory=dict)
+    hardware: set[str] = field(default_factory=set)
+    """Devices that ran cells."""
+    earlier_methods: Settings = field(default_factory=dict)
+    """The settings of methods that the folder holds cells of already."""
+    loaded_model: tuple[Path, SourceModel] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        name: str | None,
+        settings: Settings,
+        out: Path,
+        runtime: Runtime,
+        runtime_settings: Settings | None = None,
+    ) -> Suite:
+        """A study of a named benchmark or, without a name, of the domains in the folder `data`."""
+        settings = dict(settings)
+        computing = take_computing(settings)
+        user_settings = dict(settings)
+        if computing.threads is not None:
+            user_settings["threads"] = computing.threads
+        settings = expand_short_forms({"guard": False, **settings})
+        setting = str(settings.setdefault("setting", "closed"))
+        domains = take_domains(name, settings)
+        source_settings = take_source(settings)
+        allow_classes = bool(settings.pop("allow_classes", False))
+        recipe = domains.benchmark.recipe
+        methods = take_methods(settings, PAPER if recipe else user_methods(source_settings))
+        seeds = take_seeds(settings, recipe.seeds if recipe else USER_SEEDS)
+        pairs = take_pairs(settings, domains)
+        check_settings(methods, settings)
+        if name is None:
+            domains = fitting(domains, pairs, setting, allow_classes)
+        for pair in pairs:
+            domains.class_split(setting, *pair)
+        return cls(
+            domains=domains,
+            out=out,
+            runtime=runtime,
+            methods=methods,
+            seeds=seeds,
+            pairs=pairs,
+            settings=settings,
+            source_settings=source_settings,
+            computing=computing,
+            user_settings=user_settings,
+            runtime_settings=dataclasses.asdict(RuntimeConfig()) | (runtime_settings or {}),
+        )
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.domains.benchmark
+
+    @property
+    def setting(self) -> str:
+        return str(self.settings["setting"])
+
+    @property
+    def rejects(self) -> bool:
+        """Whether targets show new classes."""
+        return self.setting in REJECTING
+
+    @property
+    def metric(self) -> str:
+        """The figure of the table: OS in open set, as the paper has it, H-score in the universal case."""
+        return {"open": "os", "universal": "hos"}.get(self.setting, self.benchmark.metric)
+
+    @property
+    def name(self) -> str | None:
+        """Name of the benchmark; None for the user's domains."""
+        return self.benchmark.name if self.benchmark.recipe else None
+
+    def run(self, run_cells: CellRunner | None = None) -> Table:
+        """All missing cells, then the tables. `run_cells` runs them elsewhere than in this process."""
+        self.check_folder()
+        config: Settings = {"command": "study"}
+        if self.name is not None:
+            config = {"command": "reproduce", "benchmark": self.name}
+        for name, value in self.user_settings.items():
+            config[name] = str(value) if isinstance(value, Path) else value
+        write_yaml(self.out / "config.yaml", config)
+        with Folder(self.out) as folder:
+            mend_log(folder)
+        total = len(list(self.cells()))
+        run_cells = run_cells or Suite.cells_here
+        with bar("study", total, "cells") as progress:
+            for number, (row, is_new) in enumerate(run_cells(self), 1):
+                if is_new:
+                    self.log_cell(row, f"{number}/{total}")
+                    progress.set(number, total)
+        return self.finish()
+
+    def cells_here(self) -> Iterator[tuple[Row, bool]]:
+        """Row of each cell, and whether it ran now: one after another, in this process."""
+        self.hardware.add(self.device_name())
+        with torch_threads(self.computing.threads):
+            for cell in self.cells():
+                is_new = not self.is_done(cell)
+                if is_new and self.ensure_model(cell.source, cell.seed):
+                    self.save_description()
+                yield self.run_cell(cell), is_new
+
+    def check_folder(self) -> None:
+        """A folder holds one study: its cells are used again, so the settings must be the same."""
+        path = self.out / "study.json"
+        now = self.describe()
+        before = read_mapping(path) if path.is_file() else now
+        self.earlier_methods = before.get("rows", {})
+        whole = ("benchmark", "setting", "adapt", "source", "recipes")
+        changed = [name for name in whole if before.get(name) != now[name]]
+        for part, label in (("rows", ""), ("domains", "images or classes of ")):
+            for name, value in now[part].items():
+                if before.get(part, {}).get(name, value) != value:
+                    changed.append(label + name)
+        if changed:
+            raise ConfigError(
+                f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?"
+            )
+
+    def cells(self) -> Iterator[Cell]:
+        """Source by source, so that a model is loaded once and its targets follow each other."""
+        sources = dict.fromkeys(source for source, _ in self.pairs)
+        pairs = sorted(self.pairs, key=lambda pair: list(sources).index(pair[0]))
+        for seed in self.seeds:
+            for pair in pairs:
+                for method in self.methods:
+                    yield Cell(seed, *pair, method)
+
+    def cell_path(self, cell: Cell) -> Path:
+        name = f"{cell.method}_{cell.source}-{cell.target}_{cell.seed}.json"
+        return self.out / "cells" / name
+
+    def tensors_path(self, cell: Cell) -> Path:
+        """Predictions and entropies of the cell."""
+        return self.cell_path(cell).with_suffix(".safetensors")
+
+    def is_done(self, cell: Cell) -> bool:
+        return self.cell_path(cell).is_file()
+
+    def run_cell(self, cell: Cell) -> Row:
+        """Adapt, score, and write the row and the predictions; a cell that is done is only read."""
+        if self.is_done(cell):
+            return read_mapping(self.cell_path(cell))
+        method = METHODS[cell.method]
+        recipe = self.benchmark.recipe_for(cell.source).adapt
+        usual = {name: value for name, value in recipe.items() if name not in method.stage}
+        settings = settings_of_method(cell.method, {**usual, **self.settings})
+        settings["seed"] = cell.seed
+        model = self.source_model(cell.source, cell.seed)
+        store = self.target_store(cell, self.benchmark.train_split, model)
+        adapted = adapt_model(model, store, cell.method, self.engine, settings)
+        row = {
+            "method": cell.method,
+            "task": cell.task,
+            "seed": cell.seed,
+            "seconds": adapted.history["seconds"],
+            **self.score(adapted, cell, store),
+            "settings": adapted.history["settings"],
+            "commit": commit(),
+        }
+        tensors = {PREDICTED: predicted_classes(adapted)}
+        if self.setting == "closed" and store.labels is not None:
+            entropies = entropies_of(adapted, store.labels)
+            row["auroc_correct"] = correct_areas(entropies)
+            if cell.method in ENTROPY_METHODS:
+                tensors |= entropies
+        write_tensors(self.tensors_path(cell), tensors)
+        write_json(self.cell_path(cell), row)
+        return row
+
+    def log_cell(self, row: Row, count: str) -> None:
+        event = {"event": "cell", "time": round(time.time(), 3)}
+        event |= {name: row[name] for name in LOGGED}
+        append_line(self.out / "log.jsonl", json.dumps(event, ensure_ascii=False))
+        if not console.is_terminal:
+            figure = f"{row[self.metric]:.1f} ({row['seconds']:.0f} s)"
+            say(f"[{count}] {row['method']} {row['task']} seed {row['seed']}: {figure}")
+
+    def score(
+        self,
+        model: AdaptedModel,
+        cell: Cell,
+        store: Store,
+    ) -> Row:
+        """On the target's test split if there is one, else on the images adapted to."""
+        assert model.passes is not None
+        outputs = model.passes.after
+        if self.benchmark.test_split != self.benchmark.train_split:
+            store = self.target_store(cell, self.benchmark.test_split, model)
+            passed = forward_store(model.classifier, store, model.spec, self.runtime)
+            outputs = model.outputs_of(*passed)
+        assert store.labels is not None
+        scores = score_outputs(outputs, store.labels, model, open_set=self.rejects)
+        del scores["per_class_accuracy"]
+        return scores
+
+    def source_model(self, source: str, seed: int) -> SourceModel:
+        """Trained or read; the last one stays in memory."""
+        self.ensure_model(source, seed)
+        folder = self.model_folder(source, seed)
+        if self.loaded_model is None or self.loaded_model[0] != folder:
+            self.loaded_model = (folder, SourceModel.load(folder).to(self.runtime.device))
+        return self.loaded_model[1]
+
+    def model_folder(self, source: str, seed: int) -> Path:
+        return self.out / "models" / f"{source}_{seed}"
+
+    def ensure_model(self, source: str, seed: int) -> bool:
+        """Train the source model, unless it is there; whether it was trained now."""
+        folder = self.model_folder(source, seed)
+        if (folder / "config.json").is_file():
+            return False
+        settings = {
+            **self.benchmark.recipe_for(source).train,
+            **self.source_settings,
+            "seed": seed,
+        }
+        spec = create_backbone(settings["backbone"], "none").spec
+        started = time.perf_counter()
+        pair = next(pair for pair in self.pairs if pair[0] == source)
+        classes = self.domains.class_split(self.setting, *pair).source
+        split = self.benchmark.train_split
+        store = self.load_store(source, split, spec.resize, spec.channels, classes)
+        model = train_model(store, self.engine, settings)
+        model.summary["seconds"] = round(time.perf_counter() - started, 2)
+        model.save(folder)
+        return True
+
+    def target_store(
+        self,
+        cell: Cell,
+        split: str,
+        model: SourceModel,
+    ) -> Store:
+        """The images of a target, labelled by the classes of the source model."""
+        classes = self.domains.class_split(self.setting, cell.source, cell.target)
+        known = None if self.setting == "closed" else classes.source
+        size = model.spec.resize
+        channels = model.spec.channels
+        return self.load_store(cell.target, split, size, channels, classes.target, known)
+
+    def load_store(
+        self,
+        domain: str,
+        split: str,
+        size: int,
+        channels: int,
+        classes: tuple[str, ...],
+        known: tuple[str, ...] | None = None,
+    ) -> Store:
+        """The images of these classes, decoded once; labels index `known`, if it is given."""
+        key = (domain, split, size, channels, classes, known)
+        if key not in self.stores:
+            data = load_domain(
+                self.benchmark, self.domains.root, domain, split, classes=classes
+            )
+            if known is not None:
+                data = data.match_classes(known, open_set=self.rejects)
+            store = open_store(
+                data,
+                size=size,
+                channels=channels,
+                device=self.runtime.device,
+                cache_dir=self.runtime.cache,
+                workers=self.runtime.workers,
+            )
+            images = f"{data.fingerprint()} {size} {channels}"
+            digest = blake2b(images.encode()).hexdigest()
+            self.stores[key] = dataclasses.replace(store, key=store.key or digest)
+        return self.stores[key]
+
+    @property
+    def engine(self) -> Runtime:
+        """The runtime that stores features in the study's folder, unless there is a cache: cells with a frozen backbone
+        share them, on Ray too."""
+        cache = self.runtime.cache or str(self.out / FEATURES)
+        return dataclasses.replace(self.runtime, cache=cache)
+
+    def rows(self) -> list[Row]:
+        """The rows of all finished cells."""
+        return [self.run_cell(cell) for cell in self.cells() if self.is_done(cell)]
+
+    def finish(self) -> Table:
+        """results.json (the rows), and the table as Markdown, LaTeX and JSON."""
+        rows = self.rows()
+        title = f"{self.benchmark.title}, {self.setting} set"
+        table = Table.build(
+            rows, title=title, benchmark=self.name, setting=self.setting, metric=self.metric
+        )
+        self.save_description()
+        write_json(self.out / "results.json", {**self.describe(), "rows": rows})
+        if self.setting == "closed" and len(self.pairs) <= MOST_FIGURES:
+            self.entropy_figures()
+        print(table.write(self.out))
+        print(write_agreement(self))
+        shutil.rmtree(self.out / FEATURES, ignore_errors=True)
+        say(f"{write_report([self.out])}: the tables and figures on one page")
+        return table
+
+    def entropy_figures(self) -> None:
+        """The paper's entropy densities of each task at the first seed, if both methods were run."""
+        for pair in self.pairs:
+            cells = [Cell(self.seeds[0], *pair, method) for method in ENTROPY_METHODS]
+            files = [self.tensors_path(cell) for cell in cells]
+            if all(file.is_file() for file in files):
+                path = self.out / f"entropy_{'-'.join(pair)}.png"
+                point, posterior = map(read_tensors, files)
+                entropy_figure(point, posterior, len(self.domains.classes), path)
+
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(0) if self.runtime.device.type == "cuda" else "CPU"
+
+    def save_description(self) -> None:
+        """study.json, by which a later call knows the study. Written once a model is trained: until then the settings
+        may be a mistake."""
+        write_json(self.out / "study.json", self.describe())
+
+    def describe(self) -> Settings:
+        methods = {name: METHODS[name].settings() for name in self.methods}
+        domains = {}
+        for name, classes in self.domains.held.items():
+            domains[name] = {"images": self.domains.counts[name], "classes": list(classes)}
+        recipes = {}
+        if self.benchmark.recipe:
+            for domain in self.benchmark.domains:
+                recipe = self.benchmark.recipe_for(domain.short)
+                recipes[domain.short] = {"source": recipe.train, "adapt": recipe.adapt}
+        return {
+            "benchmark": self.benchmark.name,
+            "setting": self.setting,
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "pairs": [f"{source}→{target}" for source, target in self.pairs],
+            "adapt": self.settings,
+            "rows": {**self.earlier_methods, **methods},
+            "source": {**(self.benchmark.recipe or DEFAULTS).train, **self.source_settings},
+            "domains": domains,
+            "recipes": recipes,
+            "notes": list(self.domains.notes),
+            "hardware": ", ".join(sorted(self.hardware)) or self.device_name(),
+            "torch": torch.__version__,
+            "commit": commit(),
+        }
+
+
+CellRunner = Callable[[Suite], Iterator[tuple[Row, bool]]]
+"""Gives the row of each cell, and whether it ran now."""
+
+
+def read_mapping(path: Path) -> Row:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path}: a mapping was expected")
+    return value
+
+
+def commit() -> str | None:
+    """The commit of this checkout, if it is one."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    folder = Path(__file__).parent
+    try:
+        output = subprocess.check_output(
+            command, cwd=folder, stderr=subprocess.DEVNULL, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return output.decode().strip()

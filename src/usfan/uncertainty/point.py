@@ -1,0 +1,30 @@
+"""The point estimate: one draw, f_1 = Wz + b, so I = 0. The class is uncertain, the weights are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from usfan.uncertainty.base import Features, Uncertainty
+
+
+@dataclass(frozen=True, eq=False)
+class PointEstimate(Uncertainty):
+    """The head itself."""
+
+    kind = "point"
+
+    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+        return self.logits(features)[:, None] / temperature
+
+    def draw_size(self, samples: int) -> int:
+        return len(self.weight)
+
+    def moments(
+        self, features: Features, temperature: float = 0.4, samples: int = 128
+    ) -> tuple[Tensor, Tensor]:
+        """I is exactly 0, so that a rounding error is never taken for a sign of an unknown class."""
+        probs = self.predictive(features, temperature, samples)
+        return probs, torch.zeros_like(probs[:, 0])

@@ -1,0 +1,430 @@
+"""The walks of `train` and `adapt`, which the command line and the Python API call. An adaptation:
+
+    plan      every setting gets a value, from the user, the preset, the method and facts about the model
+    prepare   images or features, the witness's description, the judge, the user's labels: each once
+    run       train, and let the guard decide                                   → AdaptedModel
+    save      the model, metrics.json and tables of the images, into the run folder
+
+Several source models walk one after another over the same images, and the result is their mixture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from usfan.adaptation.forecast import FORECAST_IMAGES, describe_plan
+from usfan.adaptation.inputs import prepare
+from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
+from usfan.adaptation.run import run as run_adaptation
+from usfan.adaptation.several import mix_adapted, passes_of, with_passes
+from usfan.adaptation.user_labels import UserLabels, record_user_labels
+from usfan.config import TrainConfig, make_config
+from usfan.config_checks import MOST_SOURCES
+from usfan.data.few_labels import few_labels
+from usfan.data.images import below, common_folder
+from usfan.data.labels import some
+from usfan.data.sources import ImageData
+from usfan.data.store import Store
+from usfan.data.views import InputSpec
+from usfan.engine.loop import Progress
+from usfan.engine.passes import engine_store
+from usfan.engine.prefetch import decoding
+from usfan.engine.runtime import Runtime, start_runtime
+from usfan.errors import ConfigError
+from usfan.metrics.changes import write_changes
+from usfan.metrics.image_table import adaptation_metrics, save_image_table
+from usfan.store.model import AdaptedModel, MixtureModel, SourceModel, as_model, check_members
+from usfan.store.model_folder import MEMBER, load_config
+from usfan.store.run_folder import RunFolder, open_run
+from usfan.training.source import train_source
+
+log = logging.getLogger(__name__)
+
+Display = Callable[[str], contextlib.AbstractContextManager[Progress | None]]
+"""Opens the display of a part of the walk, by its label."""
+
+
+@dataclass(frozen=True)
+class SourceHandle:
+    """A source model that need not be loaded yet: a plan needs only its folder."""
+
+    name: str
+    """Where it comes from, for the record."""
+    classes: tuple[str, ...]
+    spec: InputSpec
+    facts: SourceFacts
+    load: Callable[[], SourceModel] = field(repr=False)
+    module: nn.Module | None = field(default=None, repr=False)
+    """The network, if the model's folder does not hold its architecture."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a run is written, and what is recorded of it."""
+
+    folder: str | Path | None = None
+    """None: nothing is written."""
+    resume: bool = False
+    """Whether an interrupted run in the folder continues."""
+    private: bool = False
+    """Whether paths and file names are left out."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Further lines of config.yaml."""
+
+
+def describe(
+    sources: Sequence[SourceHandle],
+    data: ImageData,
+    settings: Mapping[str, Any],
+    runtime: Runtime,
+) -> str:
+    """The plan in words, and the time that it will take, measured on a few of the images. Nothing is trained."""
+    check_sources(sources, runtime)
+    source = sources[0]
+    plan = make_plan(source, settings)
+    few = data.without_labels().subset(range(min(FORECAST_IMAGES, len(data))))
+    started = time.perf_counter()
+    images = engine_store(few, source.spec, runtime)
+    decoding_seconds = time.perf_counter() - started
+    lines = describe_plan(plan, source.load(), images, len(data), runtime)
+    lines.append(f"decoding: about {decoding_seconds / len(images) * len(data):.0f} s")
+    if len(sources) > 1:
+        lines.append(f"this {len(sources)} times, once for each source")
+    return "\n".join(lines)
+
+
+def train(
+    data: ImageData | Store,
+    settings: Mapping[str, Any],
+    runtime: Runtime,
+    display: Display,
+    output: Output,
+) -> SourceModel:
+    """Stage 1 and its run folder. `settings` are fields of `TrainConfig`; None means the default."""
+    settings = {name: value for name, value in settings.items() if value is not None}
+    config = make_config(TrainConfig, settings)
+    record = {"data": data_name(data), **dataclasses.asdict(config), **output.record}
+    with open_output(output, record, runtime, command="train") as folder:
+        if folder is not None and folder.finished() is not None:
+            folder.drop_checkpoints()
+            return as_model(folder.path)
+        with display("training") as progress:
+            model = train_source(
+                data, runtime=runtime, run=folder, progress=progress, **settings
+            )
+        if folder is not None and runtime.rank == 0:
+            model.save(folder.path, private=output.private)
+            metrics: dict[str, object] = {
+                "classes": len(model.classes),
+                "images": len(data),
+                "skipped": len(unreadable_images(data)),
+            }
+            if output.private:
+                folder.withhold()
+            else:
+                log_skipped(folder, data)
+                metrics |= model.summary
+            folder.save_metrics(metrics)
+            folder.drop_checkpoints()
+    return model
+
+
+def open_source(
+    source: SourceModel | str | Path,
+    module: nn.Module | None = None,
+    name: str = "a model in memory",
+) -> SourceHandle:
+    """A model, its folder or a Hub id. `module` is the network of a folder that is not timm's."""
+    if isinstance(source, (str, Path)):
+        stored = load_config(source)
+        facts = SourceFacts.of(stored.architecture, stored.summary, len(stored.classes))
+
+        def load() -> SourceModel:
+            return as_model(source, module)
+
+        return SourceHandle(str(source), stored.classes, stored.spec, facts, load, module)
+    model = as_model(source)
+    if isinstance(model, MixtureModel):
+        raise ConfigError(
+            "a mixture cannot be a source: give its members, the folders member-1, member-2, … in it"
+        )
+    facts = SourceFacts.of(model.architecture, model.summary, len(model.classes))
+    return SourceHandle(name, model.classes, model.spec, facts, lambda: model)
+
+
+def make_plan(
+    source: SourceHandle, settings: Mapping[str, Any], witness: Tensor | None = None
+) -> Plan:
+    """The plan for a source. Features that the caller brings (`witness`) count as a witness that is available."""
+    facts = source.facts
+    if witness is not None:
+        facts = dataclasses.replace(facts, witness=True)
+    return plan_adaptation(settings, facts)
+
+
+def adapt(
+    sources: Sequence[SourceHandle],
+    data: ImageData | Store,
+    settings: Mapping[str, Any],
+    runtime: Runtime,
+    display: Display,
+    *,
+    output: Output | None = None,
+    labels: Any = None,
+    root: str | None = None,
+    witness: Tensor | None = None,
+) -> AdaptedModel:
+    """Plan, prepare, run and save.
+
+    `labels` are the user's for a few of the images, as `few_labels` takes them; no path in them may leave `root`.
+    `witness` holds features that the caller brings, N × F, instead of a network that computes them.
+    """
+    output = output or Output()
+    check_sources(sources, runtime)
+    source = sources[0]
+    plan = make_plan(source, settings, witness)
+    if isinstance(data, ImageData):
+        data = match_data(data, source.classes, plan, figures=output.folder is not None)
+    elif output.folder is not None:
+        raise ConfigError("a run folder needs the images themselves; these are decoded already")
+    if witness is not None and len(sources) > 1:
+        raise ConfigError(
+            "features of a witness are for one source model; name the witness instead"
+        )
+    table = None if labels is None else few_labels(labels, data, source.classes, root=root)
+    names = [handle.name for handle in sources]
+    record = {
+        "source": names[0] if len(names) == 1 else names,
+        "data": data_name(data),
+        **plan.settings(),
+        **output.record,
+    }
+    with open_output(output, record, runtime) as folder:
+        if folder is not None and folder.finished() is not None:
+            folder.drop_checkpoints()
+            return load_adapted(folder.path, source.module)
+        model: AdaptedModel
+        if len(sources) > 1:
+            model = adapt_several(
+                sources, plan, data, settings, runtime, display, output, folder, record, table
+            )
+        else:
+            with display("adapting") as progress:
+                source_model, images = load_and_decode(source, data, runtime)
+                inputs = prepare(plan, source_model, images, runtime, table, witness)
+                model = run_adaptation(inputs, runtime, folder, progress)
+        if isinstance(data, ImageData):
+            model.passes = dataclasses.replace(passes_of(model), images=data.without_labels())
+            if runtime.rank == 0 and folder is not None:
+                save_adaptation(folder, model, data, plan, private=output.private)
+    return model
+
+
+def load_and_decode(
+    source: SourceHandle, data: ImageData | Store, runtime: Runtime
+) -> tuple[SourceModel, Store]:
+    """The source model, and the images, which other processes decode while this one loads the network."""
+    if isinstance(data, Store):
+        return source.load(), data
+    with decoding(data.without_labels(), source.spec, runtime) as decoded:
+        return source.load(), decoded()
+
+
+def adapt_model(
+    source: SourceModel,
+    data: ImageData | Store,
+    method: str = "auto",
+    *,
+    runtime: Runtime | None = None,
+    run: RunFolder | None = None,
+    progress: Progress | None = None,
+    labels: Any = None,
+    witness: str | Tensor | None = None,
+    **settings: Any,
+) -> AdaptedModel:
+    """plan, prepare and run, for a model that is loaded: studies save in their own way."""
+    runtime = runtime or start_runtime()
+    settings["method"] = method
+    features = witness if isinstance(witness, Tensor) else None
+    if features is None:
+        settings["witness"] = witness
+    plan = make_plan(open_source(source), settings, features)
+    table = None if labels is None else few_labels(labels, data, source.classes)
+    images = data
+    if not isinstance(images, Store):
+        images = engine_store(images.without_labels(), source.spec, runtime)
+    inputs = prepare(plan, source, images, runtime, table, features)
+    return run_adaptation(inputs, runtime, run, progress)
+
+
+def adapt_several(
+    sources: Sequence[SourceHandle],
+    plan: Plan,
+    data: ImageData | Store,
+    settings: Mapping[str, Any],
+    runtime: Runtime,
+    display: Display,
+    output: Output,
+    folder: RunFolder | None,
+    record: Mapping[str, Any],
+    labels: Tensor | None,
+) -> MixtureModel:
+    """Adapt each source in a run folder of its own inside that of the mixture (member-1, member-2, …), and mix them."""
+    unlabelled = data.without_labels() if isinstance(data, ImageData) else data
+    with display("decoding"):
+        images = engine_store(unlabelled, sources[0].spec, runtime)
+    members = []
+    for number, source in enumerate(sources, start=1):
+        member_plan = make_plan(source, settings)
+        member_output = Output(member_path(folder, number), resume=True, private=output.private)
+        member_record = {**record, "source": source.name, **member_plan.settings()}
+        with open_output(member_output, member_record, runtime) as member_folder:
+            if member_folder is not None and member_folder.finished() is not None:
+                saved = load_adapted(member_folder.path, source.module)
+                members.append(with_passes(source.load(), saved, images, runtime))
+                continue
+            with display(f"adapting {number} of {len(sources)}") as progress:
+                table = reorder_labels(labels, sources[0].classes, source.classes)
+                inputs = prepare(member_plan, source.load(), images, runtime, table)
+                member = run_adaptation(inputs, runtime, member_folder, progress)
+            members.append(member)
+            if member_folder is not None and isinstance(data, ImageData):
+                save_adaptation(
+                    member_folder, member, data, member_plan, private=output.private
+                )
+    names = () if output.private else [source.name for source in sources]
+    mixture = mix_adapted(members, plan.config, plan.method, names)
+    if labels is not None:
+        table = labels[images.positions.cpu()]
+        record_user_labels(mixture, UserLabels.of_table(table, torch.device("cpu")))
+    if folder is not None:
+        folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
+    return mixture
+
+
+def reorder_labels(
+    labels: Tensor | None, classes: Sequence[str], member_classes: Sequence[str]
+) -> Tensor | None:
+    """Labels that index `classes` as labels that index a member's classes, which may stand in another order."""
+    if labels is None:
+        return None
+    # −1 (no label) takes the last entry, which is −1
+    order = torch.tensor([*(member_classes.index(name) for name in classes), -1])
+    return order[labels]
+
+
+def check_sources(sources: Sequence[SourceHandle], runtime: Runtime) -> None:
+    if not sources:
+        raise ConfigError("no source model is given")
+    if len(sources) > MOST_SOURCES:
+        raise ConfigError(f"at most {MOST_SOURCES} sources can be mixed; got {len(sources)}")
+    if len(sources) > 1 and runtime.world > 1:
+        raise ConfigError(
+            "several sources are adapted in one process: leave --devices and --nodes out"
+        )
+    check_members([(source.classes, source.spec) for source in sources])
+
+
+def match_data(
+    data: ImageData, classes: Sequence[str], plan: Plan, *, figures: bool
+) -> ImageData:
+    """The target with labels that index the model's classes, if there are any and figures are wanted. Names that the
+    model does not know may be slips: the log says so, unless the user said that there are new classes."""
+    names = data.unknown_names(classes) if plan.config.setting == "auto" else []
+    if names:
+        log.warning(
+            "%s: %s: not among the classes of the model; labels of these images count as new classes "
+            "(check the names, or pass --open-set)",
+            data.name,
+            some(names),
+        )
+    return data.for_model(classes, open_set=plan.config.may_be_new) if figures else data
+
+
+@contextlib.contextmanager
+def open_output(
+    output: Output, record: Mapping[str, Any], runtime: Runtime, command: str = "adapt"
+) -> Iterator[RunFolder | None]:
+    """The run folder, or None if nothing is written."""
+    if output.folder is None:
+        yield None
+        return
+    if not isinstance(output.folder, (str, Path)):
+        raise ConfigError(
+            f"run must be the path of a folder; got a {type(output.folder).__name__}"
+        )
+    resume = output.resume
+    with open_run(
+        runtime, output.folder, dict(record), command=command, resume=resume
+    ) as folder:
+        yield folder
+
+
+def member_path(folder: RunFolder | None, number: int) -> Path | None:
+    """The run folder of a member. One that is there must be a folder, not a link."""
+    if folder is None:
+        return None
+    name = MEMBER.format(number)
+    with folder.opened() as opened:
+        exists = opened.kind(name) != "missing"
+    return folder.inside(name) if exists else folder.path / name
+
+
+def load_adapted(path: Path, module: nn.Module | None = None) -> AdaptedModel:
+    model = as_model(path, module)
+    assert isinstance(model, AdaptedModel)
+    return model
+
+
+def save_adaptation(
+    folder: RunFolder, model: AdaptedModel, data: ImageData, plan: Plan, *, private: bool
+) -> None:
+    """Everything that a run folder of `adapt` holds: the model, metrics.json, tables of the images."""
+    open_set = plan.config.may_be_new
+    data = data.for_model(model.classes, open_set=open_set)
+    model.save(folder.path, private=private)
+    if model.alternative is not None:
+        model.alternative.save(folder.inside("adapted"), private=private)
+    metrics = adaptation_metrics(model, data, open_set=open_set)
+    if not private:
+        metrics |= write_changes(folder.path, model, data)
+    save_image_table(folder.path, model, data, private=private)
+    if private:
+        folder.withhold("source", "data", "labels", "cache", "root")
+    else:
+        log_skipped(folder, data)
+    folder.save_metrics(metrics)
+    folder.drop_checkpoints()
+
+
+def unreadable_images(data: ImageData | Store) -> dict[str, str]:
+    """Path and reason of the images that could not be read."""
+    return dict(data.skipped) if isinstance(data, Store) else data.unreadable
+
+
+def log_skipped(folder: RunFolder, data: ImageData | Store) -> None:
+    """Record the images that could not be read, by their paths below the data, because a log may be shared."""
+    unreadable = unreadable_images(data)
+    if unreadable:
+        root = common_folder(data.paths) if data.paths else ""
+        files = {below(path, root) if root else path: why for path, why in unreadable.items()}
+        folder.log("skipped", count=len(files), files=files)
+
+
+def data_name(data: ImageData | Store) -> str:
+    """The folder or file of the images, for the record."""
+    if isinstance(data, Store):
+        return "images in memory"
+    if data.paths is not None and len(data.paths) == 1:
+        return str(Path(data.paths[0]).parent)
+    return str(data.name)

@@ -1,0 +1,174 @@
+"""A row for every input: tables of predictions, JSON lines, photographs by name, and files that cannot be read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import usfan
+from tiny_models import tiny_model
+from usfan.data.decoding import decode
+from usfan.data.inputs import open_inputs
+from usfan.data.stream import NothingReadable
+from usfan.errors import DataError
+from usfan.metrics.predictions import COLUMNS, as_json, prediction_records, write_predictions
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("lenet")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Nine pictures in two camera folders; the third, and the last two, cannot be read."""
+    root = tmp_path / "DCIM"
+    rng = np.random.default_rng(0)
+    for i in range(9):
+        folder = root / ("100CANON" if i < 5 else "101CANON")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"IMG_{i}.png"
+        if i in (2, 7, 8):
+            path.write_bytes(b"" if i == 2 else b"no picture")
+        else:
+            Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_for_every_image_in_order(model, photos, tmp_path):
+    out = tmp_path / "table.csv"
+    data = open_inputs([str(photos)])
+    assert write_predictions(out, model, data) == 6
+    rows = rows_of(out)
+    assert list(rows[0]) == list(COLUMNS)
+    assert [row["path"] for row in rows] == data.paths
+    assert [row["error"] for row in rows] == [
+        "", "", "empty file", "", "", "", "", "not an image of a known format", "not an image of a known format",
+    ]  # fmt: skip
+    assert rows[2] == dict.fromkeys(COLUMNS, "") | {
+        "path": data.paths[2],
+        "error": "empty file",
+    }
+    expected = model.predict(data.paths[0])
+    assert rows[0]["label"] == expected.names[0]
+    assert float(rows[0]["weight"]) == pytest.approx(float(expected.weight), abs=1e-6)
+
+
+def test_json_lines_say_the_same(model, photos, tmp_path):
+    data = open_inputs([str(photos)])
+    write_predictions(tmp_path / "table.csv", model, data)
+    write_predictions(tmp_path / "table.jsonl", model, data, json_lines=True)
+    rows = rows_of(tmp_path / "table.csv")
+    records = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
+    assert records[2] == {"path": data.paths[2], "error": "empty file"}
+    assert set(records[0]) == set(COLUMNS) - {"error"}
+    assert [r.get("label", "") for r in records] == [row["label"] for row in rows]
+    assert records[0]["unknown"] is False
+    assert [json.loads(as_json(r)) for r in prediction_records(model, data)] == records
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_abstaining_leaves_errors_alone(model, photos, tmp_path, json_lines):
+    out = tmp_path / "table"
+    write_predictions(out, model, open_inputs([str(photos)]), 0.5, json_lines=json_lines)
+    rows = (
+        [json.loads(line) for line in out.read_text().splitlines()]
+        if json_lines
+        else rows_of(out)
+    )
+    assert len(rows) == 9
+    assert sum(bool(row["label"]) for row in rows if row.get("label")) == 3
+    assert sum(bool(row.get("error")) for row in rows) == 3
+    assert sum(int(row["abstained"]) for row in rows) == 3
+
+
+def test_photographs_by_name(model, photos, tmp_path):
+    one = str(photos / "100CANON" / "IMG_0.png")
+    data = open_inputs([one])
+    assert [r["path"] for r in prediction_records(model, data)] == [one]
+    gone = str(photos / "gone.jpg")
+    lines = io.StringIO(f"{one}\n\n{photos / '100CANON' / 'IMG_1.png'}\n")
+    data = open_inputs([one, gone, str(photos / "101CANON"), "-"], standard_input=lines)
+    records = list(prediction_records(model, data))
+    assert [os.path.basename(r["path"]) for r in records] == [
+        "IMG_0.png", "gone.jpg", "IMG_5.png", "IMG_6.png", "IMG_7.png", "IMG_8.png", "IMG_0.png", "IMG_1.png",
+    ]  # fmt: skip
+    assert [r["error"] for r in records][:2] == [None, "file is missing"]
+    (photos / "list.csv").write_text("path,label\n100CANON/IMG_0.png,mug\n")
+    assert len(open_inputs([str(photos / "list.csv")])) == 1
+
+
+def test_inputs_that_are_not_there(photos):
+    with pytest.raises(DataError, match=r"no such image: .*gone\.jpg"):
+        open_inputs([str(photos / "gone.jpg")])
+    with pytest.raises(DataError, match="no such folder, image or list file"):
+        open_inputs([str(photos / "gone")])
+    with pytest.raises(DataError, match=r"no such image: .*, "):
+        open_inputs([str(photos / "gone.jpg"), str(photos / "too.jpg")])
+    with pytest.raises(DataError, match="no image was given"):
+        open_inputs(["-"], standard_input=io.StringIO(""))
+    with pytest.raises(DataError, match="leaves the root"):
+        open_inputs(
+            [str(photos / "100CANON/IMG_0.png"), str(photos / "101CANON/IMG_5.png")],
+            root=str(photos / "100CANON"),
+        )
+
+
+def test_nothing_readable_is_an_error_without_a_table(model, photos, tmp_path):
+    with pytest.raises(NothingReadable, match=r"IMG_2\.png \(empty file\)"):
+        write_predictions(
+            tmp_path / "table.csv", model, open_inputs([str(photos / "100CANON" / "IMG_2.png")])
+        )
+    assert not (tmp_path / "table.csv").exists()
+
+
+def test_a_file_name_that_is_not_utf8(model, photos, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    name = os.path.join(os.fsencode(folder), b"caf\xe9.png")
+    with open(photos / "100CANON" / "IMG_0.png", "rb") as good, open(name, "wb") as odd:
+        odd.write(good.read())
+    assert write_predictions(tmp_path / "table.csv", model, usfan.ImageData(folder)) == 1
+    assert rows_of(tmp_path / "table.csv")[0]["path"].endswith("caf\\xe9.png")
+    write_predictions(tmp_path / "table.jsonl", model, usfan.ImageData(folder), json_lines=True)
+    record = json.loads((tmp_path / "table.jsonl").read_text())
+    assert os.fsencode(record["path"]) == name
+
+
+def test_a_photograph_of_108_megapixels(model, tmp_path):
+    Image.linear_gradient("L").resize((12_000, 9_000), Image.Resampling.NEAREST).save(
+        tmp_path / "large.jpg"
+    )
+    small = Image.linear_gradient("L").resize((1200, 900), Image.Resampling.NEAREST)
+    (record,) = prediction_records(model, open_inputs([str(tmp_path / "large.jpg")]))
+    assert record["error"] is None
+    assert record["confidence"] == pytest.approx(
+        float(model.predict(small).probs.max()), abs=0.01
+    )
+
+
+def test_only_plain_jpegs_are_decoded_smaller(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)  # Pillow refuses at twice as many
+    picture = Image.linear_gradient("L").resize((80, 60)).convert("RGB")
+    picture.save(tmp_path / "a.jpg")
+    picture.save(tmp_path / "b.jpg", progressive=True)
+    picture.save(tmp_path / "c.png")
+    assert decode.decode_file(str(tmp_path / "a.jpg")).size == (20, 15)
+    for name in ("b.jpg", "c.png"):
+        with pytest.raises(decode.UnreadableImage, match="too large"):
+            decode.decode_file(str(tmp_path / name))
+    monkeypatch.setattr(decode, "MAX_JPEG_PIXELS", 4000)
+    with pytest.raises(decode.UnreadableImage, match="too large: 80x60"):
+        decode.decode_file(str(tmp_path / "a.jpg"))

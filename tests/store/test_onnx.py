@@ -1,0 +1,197 @@
+"""The ONNX graph against torch and against `predict`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import usfan
+from tiny_models import tiny_model
+from usfan.data.views import test_view
+from usfan.errors import UsfanError
+from usfan.store.model import AdaptedModel
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def model(pixels):
+    data = usfan.ImageData(pixels, labels=[0, 1, 2, 3] * 10)
+    return usfan.train_source(
+        data, backbone="digits-cnn", epochs=1, batch_size=8, bottleneck=16
+    )
+
+
+@pytest.fixture(scope="module")
+def session(model, tmp_path_factory):
+    from usfan.store.onnx import export_onnx
+
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    assert export_onnx(model, path, tensors=True) < 1e-4
+    assert [p.name for p in path.parent.iterdir()] == [
+        "model.onnx"
+    ]  # one file, nothing beside it
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_onnxruntime_agrees_at_any_batch_size(model, session, pixels, count):
+    images = test_view(torch.from_numpy(pixels[:count])[:, None], model.spec)
+    found = dict(
+        zip(
+            ("features", "logits", "certainty"),
+            session.run(None, {"images": images.numpy()}),
+            strict=True,
+        )
+    )
+    assert [o.name for o in session.get_outputs()] == list(found)
+    with torch.no_grad():
+        features, logits = model.classifier.eval()(images)
+    np.testing.assert_allclose(found["features"], features, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found["logits"], logits, rtol=0, atol=1e-4)
+    prediction = model.predict(pixels[:count])
+    np.testing.assert_allclose(found["certainty"], prediction.weight, rtol=0, atol=1e-4)
+    assert found["logits"].argmax(axis=1).tolist() == prediction.label.tolist()
+    assert found["certainty"].shape == (count,)
+
+
+def test_without_a_bias_and_other_settings(tmp_path):
+    from usfan.store.onnx import export_onnx
+
+    model = tiny_model("lenet", head_bias=False)
+    model.temperature = 1.0
+    model.samples = 33
+    path = tmp_path / "new" / "model.onnx"
+    export_onnx(model, path, tensors=True)
+    pixels = torch.randint(256, (5, 1, 28, 28), dtype=torch.uint8)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    certainty = session.run(["certainty"], {"images": test_view(pixels, model.spec).numpy()})[0]
+    np.testing.assert_allclose(certainty, model.predict(pixels).weight, rtol=0, atol=1e-4)
+
+
+ALONE = """
+import json, sys
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+meta = session.get_modelmeta().custom_metadata_map
+names = json.loads(meta["classes"])
+pixels = np.random.default_rng(3).integers(0, 256, (2, 37, 61, 3), dtype=np.uint8)
+found = {o.name: v for o, v in zip(session.get_outputs(), session.run(None, {"images": pixels}))}
+told = {"meta": meta, "names": [names[k] for k in found["label"]], **{k: v.tolist() for k, v in found.items()}}
+print(json.dumps({**told, "loaded": sorted({"usfan", "torch"} & set(sys.modules))}))
+"""
+
+
+def noise(count: int, seed: int) -> np.ndarray:
+    """Of different contrast, so that a network without training tells the images apart."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 37, 61, 3), dtype=np.uint8)
+    return pixels // np.arange(1, count + 1, dtype=np.uint8)[:, None, None, None]
+
+
+def unsure(model, seed: int = 0) -> AdaptedModel:
+    """The same as an adapted model that calls about half of all noise unknown."""
+    from usfan.maths.unknown import UnknownRule
+
+    (_, outputs), *_ = model.predict_batches(usfan.ImageData(noise(40, seed)))
+    rule = UnknownRule("mutual-information", float(outputs.mutual_information.median()))
+    parts = (model.classifier, model.posterior, model.classes, model.spec, model.architecture)
+    return AdaptedModel(*parts, unknown_rule=rule)
+
+
+@pytest.mark.parametrize("backbone", ["dtn", "lenet"])
+def test_photographs_of_any_size_without_this_package(backbone, tmp_path):
+    """Colour and grey networks; all that `predict` does is in the graph, and the file says what it takes."""
+    from usfan.store.onnx import export_onnx
+
+    model = unsure(tiny_model(backbone))
+    path = tmp_path / "model.onnx"
+    assert export_onnx(model, path) < 1e-3
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(ran.stdout)
+    assert found["loaded"] == []
+    meta = found["meta"]
+    assert json.loads(meta["classes"]) == ["a", "b|c", "<d>"]
+    assert json.loads(meta["input"])["layout"].startswith("N×H×W×3")
+    assert json.loads(meta["input"])["mean"] == list(model.spec.mean)
+    assert set(json.loads(meta["outputs"])) == {
+        "label",
+        "probs",
+        "posterior_probs",
+        "certainty",
+        "unknown",
+    }
+    assert meta["usfan_version"] == usfan.__version__
+    assert len(meta["model_sha256"]) == 64
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 37, 61, 3), dtype=np.uint8)
+    expected = model.predict(pixels)
+    assert found["names"] == expected.names
+    np.testing.assert_allclose(found["probs"], expected.probs, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(found["certainty"], expected.weight, rtol=0, atol=1e-3)
+    assert len(found["posterior_probs"][0]) == 3
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = noise(30, 5)
+    flags = session.run(["unknown"], {"images": images})[0]
+    assert flags.any()
+    assert not flags.all()
+    assert (
+        flags == model.predict(images).unknown.numpy()
+    ).mean() >= 0.95  # rounding may decide one of 30
+
+
+def test_a_graph_that_disagrees_is_not_written(tmp_path, monkeypatch):
+    from usfan.store import onnx
+
+    model = tiny_model("lenet")
+    monkeypatch.setattr(onnx, "whole_pixels", lambda values: values * 0.5)
+    with pytest.raises(RuntimeError, match="onnxruntime and predict differ by"):
+        onnx.export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_hash_is_of_the_weights_and_the_names():
+    from usfan.store.onnx import model_hash
+
+    model = tiny_model("lenet")
+    first = model_hash(model)
+    assert model_hash(tiny_model("lenet")) == first
+    model.classes = ("a", "b", "c")
+    assert model_hash(model) != first
+    assert model_hash(tiny_model("lenet", seed=1)) != first
+
+
+@pytest.mark.parametrize("size", [(300, 400), (57, 33), (64, 64), (1, 500), (500, 1)])
+def test_resizing_is_pillows(size):
+    from PIL import Image
+
+    from usfan.store.onnx import grey, resized
+
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    picture = Image.fromarray(pixels)
+    expected = np.asarray(picture.resize((64, 64), Image.Resampling.BILINEAR), dtype=int)
+    found = resized(planes, 64)[0].permute(1, 2, 0).numpy().astype(int)
+    assert np.abs(found - expected).max() <= 1
+    assert (found != expected).mean() < 0.005
+    assert (grey(planes)[0, 0].numpy() == np.asarray(picture.convert("L"))).all()
+
+
+def test_a_package_that_is_not_installed(model, tmp_path, monkeypatch):
+    from usfan.store.onnx import export_onnx
+
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(UsfanError, match=r"export needs onnxruntime: install usfan\[onnx\]"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
