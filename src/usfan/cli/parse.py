@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cyclopts import (
@@ -90,14 +91,22 @@ def is_method_setting(name: str) -> bool:
 
 def completion_script(commands: Iterable[Command], shell: str) -> str:
     """Completes commands, flags and values of few choices."""
-    for command in commands:
-        document(command.function, command.summary, command.flags.values())
-        for flags in command.groups:
-            document(flags, "Flags.", flags.flags)
-    return build_app(commands).generate_completion(shell=shell)  # type: ignore[arg-type]
+    commands = list(commands)
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            stack.enter_context(documented(command.function, command.flags.values()))
+            for flags in command.groups:
+                stack.enter_context(documented(flags, flags.flags))
+        return build_app(commands).generate_completion(shell=shell)  # type: ignore[arg-type]
 
 
-def document(item: Any, summary: str, flags: Iterable[Flag]) -> None:
-    """Write the texts of flags into a docstring, where cyclopts looks for them."""
+@contextlib.contextmanager
+def documented(item: Any, flags: Iterable[Flag]) -> Iterator[None]:
+    """The texts of flags in a docstring, where cyclopts looks for them."""
+    docstring = item.__doc__
     lines = [f"    {flag.name}: {flag.text}" for flag in flags]
-    item.__doc__ = "\n".join([summary, "", "Args:", *lines])
+    item.__doc__ = "\n".join(["Flags.", "", "Args:", *lines])
+    try:
+        yield
+    finally:
+        item.__doc__ = docstring
