@@ -29,7 +29,7 @@ MOST_IMAGES = 2_000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with a 90 % interval."""
+    """An estimate with its interval."""
 
     value: float
     low: float

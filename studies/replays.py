@@ -1,0 +1,175 @@
+"""Replays of deciding and measuring with labels: how often is the decision wrong, how many labels does it take, how
+often does the interval hold the truth?
+
+    python -m studies.replays [RUNS.npz …] [--replays 1000] [--out rows.json]
+
+A RUNS file holds `truth`, `source` and `adapted` (N classes each) of one run. Without files, made populations are used:
+all combinations of size, changed share and difference, 0 included. Each replay draws a new judging order, asks as
+`judge_questions` does, and stops at the decision (looking after every answer) or after 200 answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from usfan.maths.decision import (
+    CHANGED_FIRST,
+    ERROR,
+    WORTH_HAVING,
+    judge_questions,
+    judging_order,
+    log_wealth,
+)
+from usfan.maths.measurement import measured_accuracy, wilson
+
+MOST_ANSWERS = 200
+CHECKPOINTS = (24, 48, 96)
+"""Numbers of answers after which the interval of the accuracy is checked."""
+
+
+def made_population(size: int, share: float, difference: float, seed: int) -> dict[str, Tensor]:
+    """Right answers of source and adapted model, and which images changed. `difference` in points of all images."""
+    generator = torch.Generator().manual_seed(seed)
+    count = round(share * size)
+    both_wrong = round(0.15 * count)
+    gain = round(difference * size)
+    wins = (count - both_wrong + gain) // 2
+    losses = count - both_wrong - wins
+    kinds = torch.tensor([1] * wins + [2] * losses + [0] * both_wrong)
+    same_right = torch.rand(size - count, generator=generator) < 0.9
+    source = torch.cat([kinds == 2, same_right])
+    adapted = torch.cat([kinds == 1, same_right])
+    changed = torch.arange(size) < count
+    return {"source": source, "adapted": adapted, "changed": changed}
+
+
+def stored_population(path: Path) -> dict[str, Tensor]:
+    with np.load(path) as file:
+        tables = {name: torch.from_numpy(file[name].astype(np.int64)) for name in file.files}
+    truth = tables["truth"]
+    return {
+        "source": tables["source"] == truth,
+        "adapted": tables["adapted"] == truth,
+        "changed": tables["source"] != tables["adapted"],
+    }
+
+
+def replay(population: dict[str, Tensor], seed: int) -> dict[str, object]:
+    """One random order: the decision, when it fell, and the intervals at the checkpoints and at the decision."""
+    source = population["source"]
+    adapted = population["adapted"]
+    changed = population["changed"]
+    size = len(source)
+    order = judging_order(size, seed)
+    rows = judge_questions(order, changed, torch.full((size,), -1), MOST_ANSWERS)
+    is_changed = changed[rows]
+    total = int(changed.sum())
+    outcomes = (adapted[rows].double() - source[rows].double())[is_changed]
+    value, changed_answers = first_decision(outcomes, total, size)
+    at = is_changed.nonzero().flatten()
+    stop = len(rows)
+    if value != "not yet":
+        stop = int(at[changed_answers - 1]) + 1 if changed_answers else 0
+    truth = float(adapted.double().mean())
+    checks = {}
+    for number in (*CHECKPOINTS, max(stop, CHANGED_FIRST + 8)):
+        if number > len(rows):
+            continue
+        asked = rows[:number]
+        strata = [
+            (total, adapted[asked[changed[asked]]]),
+            (size - total, adapted[asked[~changed[asked]]]),
+        ]
+        interval = measured_accuracy(strata)
+        plain = wilson(int(adapted[order[:number]].sum()), number, size)
+        name = str(number) if number in CHECKPOINTS else "stop"
+        covers = interval.low - 1e-9 <= truth <= interval.high + 1e-9
+        checks[name] = (covers, interval.high - interval.low, plain.high - plain.low)
+    return {"value": value, "answers": stop, "checks": checks}
+
+
+def first_decision(outcomes: Tensor, changed: int, size: int) -> tuple[str, int]:
+    """`decide` after every answer, until it decides: the same wealth, at the means that matter."""
+    margin = WORTH_HAVING * size / max(changed, 1)
+    means = torch.tensor([0.0, -margin], dtype=torch.float64)
+    limit = math.log(2 / ERROR)
+    better, above = log_wealth(outcomes, means, changed) >= limit
+    worse, below = log_wealth(-outcomes, means, changed) >= limit
+    same = above & below if margin < 1 else torch.ones_like(better)
+    stops = (better | worse | same).nonzero().flatten()
+    if not len(stops):
+        return "not yet", len(outcomes)
+    first = int(stops[0])
+    if same[first]:
+        return "no difference", first
+    return ("better" if better[first] else "worse"), first
+
+
+def is_wrong(value: str, difference: float) -> bool:
+    if value == "better":
+        return difference <= 0
+    if value == "worse":
+        return difference >= 0
+    return value == "no difference" and abs(difference) > WORTH_HAVING + 1e-9
+
+
+def summary(
+    name: str, population: dict[str, Tensor], replays: int, first: int
+) -> dict[str, object]:
+    difference = float(
+        population["adapted"].double().mean() - population["source"].double().mean()
+    )
+    results = [replay(population, first + number) for number in range(replays)]
+    decided = [result for result in results if result["value"] != "not yet"]
+    row: dict[str, object] = {
+        "population": name,
+        "images": len(population["source"]),
+        "changed": round(float(population["changed"].double().mean()), 3),
+        "difference": round(100 * difference, 1),
+        "decided": round(len(decided) / replays, 3),
+        "wrong": round(sum(is_wrong(r["value"], difference) for r in results) / replays, 4),
+        "answers": statistics.median(r["answers"] for r in results),
+    }
+    for check in (*map(str, CHECKPOINTS), "stop"):
+        values = [r["checks"][check] for r in results if check in r["checks"]]
+        if values:
+            covered, width, plain = np.array(values, dtype=float).mean(axis=0)
+            row[f"coverage {check}"] = round(float(covered), 3)
+            row[f"width {check}"] = round(100 * float(width), 1)
+            row[f"Wilson {check}"] = round(100 * float(plain), 1)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--replays", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    populations = {path.stem: stored_population(path) for path in arguments.runs}
+    if not populations:
+        for size, share, difference in itertools.product(
+            (300, 2000), (0.1, 0.4), (0.0, 0.03, 0.1, 0.2, -0.05)
+        ):
+            if abs(difference) < 0.85 * share:
+                name = f"made {size} {share} {difference}"
+                populations[name] = made_population(size, share, difference, seed=1)
+    rows = []
+    for name, population in populations.items():
+        rows.append(summary(name, population, arguments.replays, first=1))
+        print(json.dumps(rows[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
