@@ -37,7 +37,7 @@ def train(shown):
 
 
 def test_without_a_terminal_every_epoch_is_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EPOCH_INTERVAL", 0.0)
+    monkeypatch.setattr(progress.Lines, "epoch_interval", 0.0)
     train(None)
     lines = [line for line in capsys.readouterr().err.splitlines() if "epoch" in line]
     assert len(lines) == 3

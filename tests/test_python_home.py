@@ -195,7 +195,7 @@ def test_a_run_folder_by_its_name(folder, photos, tmp_path):
         progress=False,
     )
     assert usfan.SourceModel.load(tmp_path / "source").classes == trained.classes
-    usfan.report_model(trained, tmp_path / "source.html", photos)
+    trained.report(tmp_path / "source.html", photos)
     assert "accuracy" in (tmp_path / "source.html").read_text()
     assert usfan.report_runs([run]) == run / "report.html"
     assert usfan.report_runs([run], tmp_path / "page.html").read_text().startswith("<!")

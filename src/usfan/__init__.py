@@ -18,7 +18,6 @@ _WHERE = {
     "adapt": "usfan.api",
     "evaluate": "usfan.api",
     "export": "usfan.api",
-    "report_model": "usfan.api",
     "report_runs": "usfan.api",
     "run_study": "usfan.api",
     "Figures": "usfan.api",

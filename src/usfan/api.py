@@ -278,20 +278,6 @@ def evaluate(
         )
 
 
-def report_model(model: ModelSource, out: str | Path, data: Images | None = None) -> Path:
-    """Write an HTML report to the file `out`.
-
-    Args:
-        model: What `adapt` returned; any other model needs `data`.
-        out: The file.
-        data: Images, for a model that was loaded, and labels.
-    """
-    from usfan.report.of_model import write_model_report
-
-    images = None if data is None else as_images(data)
-    return write_model_report(as_model(model), Path(out), images)
-
-
 def report_runs(
     runs: Sequence[str | Path], out: str | Path | None = None, root: str | Path | None = None
 ) -> Path:

@@ -11,63 +11,20 @@ import html
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 
 from usfan.errors import ConfigError
 from usfan.errors import printable as escaped
 
 PATIENCE = 2.0
 """Seconds before anything is shown."""
-INTERVAL = 5.0
-"""Seconds between two lines in a log; in a long run they come less often…"""
-SHARE = 0.05
-"""…as this share of the time that has passed."""
-EPOCH_INTERVAL = 1.0
-"""Seconds between two lines of epochs."""
-NOTEBOOK_INTERVAL = 0.3
-"""Seconds between two updates in a notebook."""
 console = Console(stderr=True)
 
 StepProgress = Callable[[int, int, dict[str, float]], None]
 """Called with (steps done, steps in all, figures): see `usfan.engine.loop.Progress`."""
-
-
-@dataclass(frozen=True)
-class State:
-    """How far something is."""
-
-    label: str
-    unit: str
-    done: int
-    total: int | None
-    rate: float
-    """Units per second."""
-    note: str
-    is_epoch: bool
-    """Whether an epoch has just ended."""
-
-    def __str__(self) -> str:
-        parts = [f"{self.label}: {self.done:,} {self.unit}"]
-        if self.total:
-            parts = [f"{self.label}: {self.done:,} of {self.total:,} {self.unit}"]
-        if self.note:
-            parts.append(self.note)
-        if self.rate > 0:
-            rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.1f}"
-            parts.append(f"{rate} {self.unit}/s")
-            if self.total and self.done < self.total:
-                parts.append(f"{duration((self.total - self.done) / self.rate)} left")
-        return ", ".join(parts)
 
 
 class Bar:
@@ -80,7 +37,8 @@ class Bar:
         self.started = time.monotonic()
         self.done = 0
         self.first: tuple[float, int] | None = None
-        self.display: Display | None = None
+        self.last = 0.0
+        self.display: Lines | None = None
 
     def advance(self, count: int = 1) -> None:
         self.set(self.done + count)
@@ -96,101 +54,99 @@ class Bar:
         if now - self.started <= PATIENCE or console.quiet:
             return
         if self.display is None:
-            self.display = _display(self.label, self.total)
-        first_time, first_done = self.first
-        rate = (done - first_done) / max(now - first_time, 1e-9)
-        self.display.show(State(self.label, self.unit, done, self.total, rate, note, epoch))
+            self.display = _display()
+        wait = max(self.display.interval, self.display.share * (now - self.started))
+        if now - self.last >= (self.display.epoch_interval if epoch else wait):
+            self.last = now
+            self.display.show(self.line(now, note), done, self.total)
+
+    def line(self, now: float, note: str) -> str:
+        count = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
+        parts = [f"{self.label}: {count} {self.unit}"]
+        if note:
+            parts.append(note)
+        first_time, first_done = self.first or (now, self.done)
+        rate = (self.done - first_done) / max(now - first_time, 1e-9)
+        if rate > 0:
+            parts.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s")
+            if self.total and self.done < self.total:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return ", ".join(parts)
 
     def close(self) -> None:
         if self.display is not None:
             self.display.close()
 
 
-class Display(Protocol):
-    def show(self, state: State) -> None: ...
-    def close(self) -> None: ...
+class Lines:
+    """A line now and then."""
+
+    interval = 5.0
+    """Seconds between two lines; in a long run they come less often…"""
+    share = 0.05
+    """…as this share of the time that has passed."""
+    epoch_interval = 1.0
+    """Seconds between two lines of epochs."""
+
+    def show(self, line: str, done: int, total: int | None) -> None:
+        say(line)
+
+    def close(self) -> None:
+        """A line needs no end."""
 
 
-def _display(label: str, total: int | None) -> Display:
+class Terminal(Lines):
+    """A bar."""
+
+    interval = 0.1
+    share = 0.0
+    epoch_interval = 0.0
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.progress.start()
+        self.task = self.progress.add_task("")
+
+    def show(self, line: str, done: int, total: int | None) -> None:
+        self.progress.update(self.task, description=line, completed=done, total=total)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class Notebook(Lines):
+    """One line in the cell's output, which renews itself. It needs IPython only, no widgets."""
+
+    interval = 0.3
+    share = 0.0
+    epoch_interval = 0.0
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self.handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(self, line: str, done: int, total: int | None) -> None:
+        page = html.escape(line)
+        if total:
+            page = (
+                f'<progress value="{done}" max="{total}" style="width:16em"></progress> {page}'
+            )
+        self.handle.update({"text/plain": line, "text/html": f"<div>{page}</div>"}, raw=True)
+
+
+def _display() -> Lines:
     if console.is_terminal and not console.is_jupyter:
-        return _Terminal(label, total)
-    return _Notebook(label) if in_notebook() else _Lines()
+        return Terminal()
+    return Notebook() if in_notebook() else Lines()
 
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
-
-
-class _Terminal:
-    """A bar."""
-
-    def __init__(self, label: str, total: int | None) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self.progress.start()
-        self.task = self.progress.add_task(label, total=total, rate="")
-
-    def show(self, state: State) -> None:
-        rate = f"{state.rate:.0f} {state.unit}/s {state.note}"
-        self.progress.update(self.task, completed=state.done, total=state.total, rate=rate)
-
-    def close(self) -> None:
-        self.progress.stop()
-
-
-class _Lines:
-    """A line now and then."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.last = 0.0
-
-    def show(self, state: State) -> None:
-        now = time.monotonic()
-        wait = max(INTERVAL, SHARE * (now - self.started))
-        if state.is_epoch:
-            wait = EPOCH_INTERVAL
-        if now - self.last >= wait:
-            self.last = now
-            say(str(state))
-
-    def close(self) -> None:
-        pass
-
-
-class _Notebook:
-    """One line in the cell's output, which renews itself. It needs IPython only, no widgets."""
-
-    def __init__(self, label: str) -> None:
-        from IPython.display import display
-
-        self.last = 0.0
-        self.handle = display({"text/plain": label}, raw=True, display_id=True)
-
-    def show(self, state: State) -> None:
-        now = time.monotonic()
-        if now - self.last < NOTEBOOK_INTERVAL and not state.is_epoch:
-            return
-        self.last = now
-        line = str(state)
-        page = html.escape(line)
-        if state.total:
-            bar = f'<progress value="{state.done}" max="{state.total}" style="width:16em"></progress>'
-            page = f"{bar} {page}"
-        self.handle.update({"text/plain": line, "text/html": f"<div>{page}</div>"}, raw=True)
-
-    def close(self) -> None:
-        pass
+    return hasattr(shell, "kernel")
 
 
 def duration(seconds: float) -> str:
@@ -203,11 +159,8 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def bar(label: str, total: int | None = None, unit: str = "images") -> Iterator[Bar]:
-    display = Bar(label, total, unit)
-    try:
+    with contextlib.closing(Bar(label, total, unit)) as display:
         yield display
-    finally:
-        display.close()
 
 
 def step_progress(display: Bar) -> StepProgress:
@@ -239,18 +192,18 @@ def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
     None and True show how far it is, in the way of the place (terminal, notebook, log); False is silent, decoding too;
     a function is called with (steps done, steps in all, figures) instead.
     """
-    if progress is False:
+    if callable(progress):
+        yield progress
+    elif progress is None or progress is True:
+        with bar(label) as display:
+            yield step_progress(display)
+    elif progress is False:
         before = console.quiet
         console.quiet = True
         try:
             yield None
         finally:
             console.quiet = before
-    elif progress is None or progress is True:
-        with bar(label) as display:
-            yield step_progress(display)
-    elif callable(progress):
-        yield progress
     else:
         raise ConfigError(
             f"progress must be True, False or a function of (done, total, figures); got {type(progress).__name__}"

@@ -124,11 +124,11 @@ def test_names_spaces_and_odd_lines(class_folder, tmp_path):
         ),
         (
             ["photos/cat/0.jpg 0", "photos/cat/1.jpg"],
-            "line 2 has no label, but other lines have one",
+            "line 2: no label, but other lines have one",
         ),
         (
             ["photos/cat/0.jpg", "photos/cat/1.jpg 0"],
-            "line 1 has no label, but other lines have one",
+            "line 1: no label, but other lines have one",
         ),
         (["photos/cat/0.jpg\0 0"], "line 1: no such file"),
         ([""], "is empty"),
@@ -191,7 +191,9 @@ def test_what_is_written_is_parsed(entries):
     assert [(entry.path, entry.label) for entry in parse(bare)] == [
         (path, None) for path, _ in entries
     ]
-    assert [entry.line for entry in parse(bare)] == list(range(1, 2 * len(entries), 2))
+    assert [entry.place for entry in parse(bare)] == [
+        f"list, line {line}: " for line in range(1, 2 * len(entries), 2)
+    ]
 
 
 @given(st.text(max_size=80))

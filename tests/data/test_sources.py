@@ -178,7 +178,7 @@ def test_sequence_of_paths(class_folder):
     assert data.paths == [str(path) for path in paths]
     relative = ImageData(["cat/1.jpg"], root=class_folder)
     assert relative.paths == [str(paths[0])]
-    with pytest.raises(DataError, match=r"no such file: .*gone\.jpg \(item 1\)"):
+    with pytest.raises(DataError, match=r"paths\[1\]: no such file: .*gone\.jpg \(1 of 2"):
         ImageData([paths[0], class_folder / "gone.jpg"])
     with pytest.raises(DataError, match="leaves the root"):
         ImageData(["../photos2/x.jpg"], root=class_folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.labels import checked_classes
@@ -23,20 +22,12 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
         value = parse_json(text.encode())
     except ValueError:
         raise DataError(f"{name} looks like JSON, but cannot be read as such") from None
-    names = _listed(value) if isinstance(value, dict) else value
-    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+    if isinstance(value, dict):
+        numbers = {str(number): name for name, number in value.items()}
+        table = value if "0" in value else numbers
+        value = [table.get(str(number)) for number in range(len(table))]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise DataError(
             f"{name} must hold class names: a list, or a table of names and numbers that count from 0"
         )
-    return checked_classes(names)
-
-
-def _listed(table: dict[str, Any]) -> list[object]:
-    """The names of a table by number; None for a number that is missing."""
-    names: dict[str, object] = {}
-    for key, value in table.items():
-        if isinstance(value, int):
-            names[str(value)] = key
-        else:
-            names[key] = value
-    return [names.get(str(number)) for number in range(len(table))]
+    return checked_classes(value)

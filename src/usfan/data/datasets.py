@@ -62,16 +62,22 @@ def from_dataset(
 ) -> Content:
     """Labels come from `.targets` or `.labels` if the dataset has them; else every item is read once."""
     count = _length(source, name)
-    files = _files(source)
-    images: Images = DatasetImages(source, name) if files is None else FileImages(files)
-    values = _label_list(source)
-    if values is None:
-        values = _labels_of_items(source, count, name)
-    while classes is None and isinstance(source, Subset):
-        source = source.dataset
-    if classes is None:
-        classes = getattr(source, "classes", None) or None
-    return images, _labels(values, classes, count, name)
+    whole = source
+    rows: Sequence[int] = range(count)
+    while isinstance(whole, Subset):
+        rows = [whole.indices[i] for i in rows]
+        whole = whole.dataset
+    files = _files(whole)
+    images: Images = DatasetImages(source, name)
+    if files is not None:
+        images = FileImages([files[i] for i in rows])
+    table = _label_list(whole)
+    if table is None:
+        table = _labels_of_items(source, count, name)
+    elif whole is not source:
+        table = [table[i] for i in rows]
+    classes = classes or getattr(whole, "classes", None) or None
+    return images, _labels(table, classes, count, name)
 
 
 def from_iterable(
@@ -184,9 +190,6 @@ def _labels(
 
 def _files(source: Any) -> list[str] | None:
     """The paths of a plain image folder dataset: they can be decoded by worker processes, its items cannot."""
-    if isinstance(source, Subset):
-        files = _files(source.dataset)
-        return None if files is None else [files[i] for i in source.indices]
     loader = getattr(getattr(source, "loader", None), "__name__", None)
     samples = getattr(source, "samples", None)
     if loader != "default_loader" or source.transform is not None or samples is None:
@@ -195,9 +198,6 @@ def _files(source: Any) -> list[str] | None:
 
 
 def _label_list(source: Any) -> Any:
-    if isinstance(source, Subset):
-        values = _label_list(source.dataset)
-        return None if values is None else [values[i] for i in source.indices]
     if isinstance(source, TensorDataset):
         return source.tensors[1] if len(source.tensors) > 1 else None
     if getattr(source, "target_transform", None) is not None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, SupportsInt
+from typing import SupportsInt
 
 import torch
 from torch import Tensor
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.images import common_folder
-from usfan.data.labels import ClassNames, Labels, some
+from usfan.data.labels import ClassNames, some
 from usfan.data.lists import check_root, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
@@ -37,13 +37,6 @@ UserLabelSource = (
 """A file, a mapping from images to class names, pairs of both, or a tensor with −1 for images without a label."""
 
 
-class Row(NamedTuple):
-    place: str
-    """File and line of the label, for messages."""
-    image: ImageName
-    class_name: str
-
-
 def few_labels(
     labels: UserLabelSource,
     data: ImageData | Store,
@@ -57,22 +50,19 @@ def few_labels(
     With `root` no path may leave it. With `open_set`, other names are new classes, and get the index len(classes).
     """
     if isinstance(labels, Tensor):
-        return _checked(labels, len(data), len(classes) + open_set)
-    model = ClassNames(classes)
-    images = ImageFinder(data, labels, root)
-    table = torch.full((len(data),), NONE)
-    for row in _rows(labels):
-        position = images.position(row)
-        number = class_number(row, model, open_set)
-        previous = int(table[position])
-        if previous not in (NONE, number):
-            image = one_line(str(row.image))
-            name = [*classes, "unknown"][previous]
-            raise DataError(
-                f"{row.place}: {image} is {row.class_name} here and {name} before: keep one"
-            )
-        table[position] = number
-    return _checked(table, len(data), len(classes) + open_set)
+        table = labels.detach().cpu().long()
+    else:
+        table = _table(labels, data, classes, root, open_set)
+    if table.shape != (len(data),):
+        raise DataError(
+            f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(table.shape)}"
+        )
+    highest = len(classes) - 1 + open_set
+    if bool((table < NONE).any() | (table > highest).any()):
+        raise DataError(f"labels must be from 0 to {highest}, or −1 for none")
+    if not bool((table >= 0).any()):
+        raise DataError("no label is given: fill in the column `label` of some images")
+    return table
 
 
 def only_labelled(
@@ -85,37 +75,56 @@ def only_labelled(
 ) -> ImageData:
     """The images of `data` that the user labelled, with these labels."""
     table = few_labels(labels, data, classes, root=root, open_set=open_set)
-    part = data.subset(table >= 0)
-    part._set_labels(Labels(table[table >= 0], tuple(classes), True))
-    return part
+    labelled = table >= 0
+    part = data.subset(labelled)
+    return part._with(labels=table[labelled], classes=tuple(classes), named=True)
 
 
-def _checked(
-    table: Tensor,
-    count: int,
-    classes: int,
+def _table(
+    labels: object,
+    data: ImageData | Store,
+    classes: Sequence[str],
+    root: str | None,
+    open_set: bool,
 ) -> Tensor:
-    table = table.detach().cpu().long()
-    if table.shape != (count,):
-        shape = tuple(table.shape)
-        raise DataError(
-            f"labels must have one entry per image, {count}, with −1 for none; got {shape}"
-        )
-    if bool((table < NONE).any() | (table >= classes).any()):
-        raise DataError(f"labels must be from 0 to {classes - 1}, or −1 for none")
-    if not bool((table >= 0).any()):
-        raise DataError("no label is given: fill in the column `label` of some images")
+    model = ClassNames(classes)
+    positions = {path: position for position, path in enumerate(data.paths or ())}
+    folders = [os.getcwd()]
+    if isinstance(labels, (str, os.PathLike)):
+        folders.insert(0, os.path.dirname(_absolute(labels)))
+    if data.paths:
+        folders.append(common_folder(data.paths))
+    table = torch.full((len(data),), NONE)
+    for place, image, name in _rows(labels):
+        if positions and isinstance(image, (str, os.PathLike)):
+            path = os.path.expanduser(image)
+            candidates = [os.path.abspath(os.path.join(folder, path)) for folder in folders]
+            candidates = [path for path in candidates if path in positions]
+            if not candidates:
+                problem = f"{one_line(path)} is not an image of {data_name(data)}"
+                raise DataError(f"{place}{problem}: give labels of images in it")
+            check_root(candidates[:1], root, place)
+            position = positions[candidates[0]]
+        else:
+            position = _position(place, image, data)
+        number = _class_number(place, name, model, open_set)
+        previous = int(table[position])
+        if previous not in (NONE, number):
+            before = [*classes, "unknown"][previous]
+            raise DataError(
+                f"{place}{one_line(str(image))} is {name} here and {before} before: keep one"
+            )
+        table[position] = number
     return table
 
 
-def _rows(labels: object) -> Iterator[Row]:
-    """The labels of a file, a mapping or pairs."""
+def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
+    """Place, image and class name of the labels in a file, a mapping or pairs."""
     if isinstance(labels, (str, os.PathLike)):
         file = _absolute(labels)
-        name = one_line(os.path.basename(file))
-        for entry in entries_of(read_text(file), file):
-            if entry.label is not None:
-                yield Row(f"{name}, line {entry.line}", entry.path, entry.label)
+        for place, path, name in entries_of(read_text(file), os.path.basename(file)):
+            if name is not None:
+                yield place, path, name
         return
     items = labels.items() if isinstance(labels, Mapping) else labels
     if not isinstance(items, Iterable):
@@ -124,67 +133,39 @@ def _rows(labels: object) -> Iterator[Row]:
             f"labels must be a file, or pairs of an image and its class; got a {kind}"
         )
     for number, item in enumerate(items):
-        place = f"labels, item {number}"
+        place = f"labels, item {number}: "
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise DataError(f"{place}: expected an image (a path or a position) and its class")
-        yield Row(place, item[0], str(item[1]))
+            raise DataError(f"{place}expected an image (a path or a position) and its class")
+        yield place, item[0], str(item[1])
 
 
-class ImageFinder:
-    """Finds images in the data by their paths or positions."""
-
-    def __init__(
-        self,
-        data: ImageData | Store,
-        labels: object,
-        root: str | None,
-    ) -> None:
-        self.count = len(data)
-        self.name = getattr(data, "name", "the data")
-        self.root = root
-        paths = data.paths or []
-        self.positions = {path: position for position, path in enumerate(paths)}
-        self.folders = [os.getcwd()]
-        if isinstance(labels, (str, os.PathLike)):
-            self.folders.insert(0, os.path.dirname(_absolute(labels)))
-        if paths:
-            self.folders.append(common_folder(paths))
-
-    def position(self, row: Row) -> int:
-        if self.positions and isinstance(row.image, (str, os.PathLike)):
-            return self.by_path(row)
-        try:
-            position = int(row.image)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            position = -1
-        if 0 <= position < self.count:
-            return position
-        expected = f"{self.name} has images 0 to {self.count - 1}"
-        raise DataError(f"{row.place}: {expected}, no {row.image!r}")
-
-    def by_path(self, row: Row) -> int:
-        path = os.path.expanduser(str(row.image))
-        for folder in self.folders:
-            candidate = os.path.abspath(os.path.join(folder, path))
-            if candidate in self.positions:
-                check_root([candidate], self.root, f"{row.place}: ")
-                return self.positions[candidate]
-        problem = f"{one_line(path)} is not an image of {self.name}"
-        raise DataError(f"{row.place}: {problem}: give labels of images in it")
+def _position(place: str, image: ImageName, data: ImageData | Store) -> int:
+    try:
+        position = int(image)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        position = -1
+    if 0 <= position < len(data):
+        return position
+    expected = f"{data_name(data)} has images 0 to {len(data) - 1}"
+    raise DataError(f"{place}{expected}, no {image!r}")
 
 
-def class_number(row: Row, model: ClassNames, open_set: bool) -> int:
-    """The index of the row's class; with `open_set` that of a new one if no class has the name in any case."""
-    number = model.number(row.class_name)
+def data_name(data: ImageData | Store) -> str:
+    return data.name if isinstance(data, ImageData) else "the data"
+
+
+def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> int:
+    """The index of a class; with `open_set` that of a new one if no class has the name in any case."""
+    number = model.number(name)
     if number is not None:
         return number
-    if open_set and model.whatever_case(row.class_name) is None:
+    if open_set and model.whatever_case(name) is None:
         return len(model.index)
-    similar = model.similar(row.class_name)
+    similar = model.similar(name)
     hint = (
         f"did you mean {similar}?" if similar else f"its classes are {some(list(model.index))}"
     )
-    raise DataError(f"{row.place}: the model has no class {one_line(row.class_name)}: {hint}")
+    raise DataError(f"{place}the model has no class {one_line(name)}: {hint}")
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

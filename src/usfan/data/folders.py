@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -34,18 +33,16 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     Class folders without images are skipped too. Images beside class folders are refused: they have no class.
     With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
     """
-    search = _Search()
-    images, folders = next(search.walk(folder, set()))
+    walk = _walk(folder)
+    _, images, others = next(walk)
     names: list[str] = []
     paths: list[str] = []
-    for name in sorted(folders, key=name_key):
-        below: list[str] = []
-        for files, _ in search.walk(os.path.join(folder, name), {_identity(folder)}):
-            below += files
-        paths += sorted(below)
-        names += [name] * len(below)
+    for class_name, files, more in walk:
+        paths += files
+        names += [class_name] * len(files)
+        others += more
     if not images and not paths:
-        raise NoImages(_nothing(folder, search.others))
+        raise NoImages(_nothing(folder, others))
     if unlabelled or not paths:
         return Folder(images + paths, None)
     if images:
@@ -55,68 +52,40 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
         )
         advice = "move them into a class folder, or give a list file, or take all images without labels (unlabelled)"
         raise DataError(f"{one_line(folder)} holds {beside}: {advice}")
-    return Folder(paths, names)
+    order = sorted(range(len(paths)), key=lambda i: (name_key(names[i]), paths[i]))
+    return Folder([paths[i] for i in order], [names[i] for i in order])
 
 
-class _Search:
-    """Counts the folders that are visited, and the files that are no images, by suffix."""
+def _walk(top: str) -> Iterator[tuple[str, list[str], Counter[str]]]:
+    """The class of every folder, its images (paths) and its other files by suffix; the top folder first.
 
-    def __init__(self) -> None:
-        self.others: Counter[str] = Counter()
-        self.counter = itertools.count()
-
-    def walk(
-        self, top: str, visited: set[tuple[int, int]]
-    ) -> Iterator[tuple[list[str], list[str]]]:
-        """The images (paths) and the folders (names) in a folder, and in each folder below it, sorted.
-
-        Links may lead to a folder again and again, or round in a circle: each folder counts once.
-        """
-        places = [top]  # no recursion: folders may be thousands deep
-        while places:
-            place = places.pop()
-            identity = _identity(place)
-            if identity in visited:
-                continue
-            visited.add(identity)
-            folders, files = _entries(place)
-            subject = f"{printable(top, 300)}: folders below it"
-            check_cost(subject, next(self.counter), MOST_FOLDERS, "or more", DataError)
-            places += [os.path.join(place, name) for name in reversed(folders)]
-            images = []
-            for name in files:
-                suffix = os.path.splitext(name)[1].lower()
-                if suffix in SUFFIXES:
-                    images.append(os.path.join(place, name))
-                else:
-                    self.others[suffix or "no suffix"] += 1
-            yield images, folders
-
-
-def _entries(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder, sorted."""
-    folders: list[str] = []
-    files: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                is_folder = os.path.isdir(entry.path)  # false for a link that leads nowhere
-                (folders if is_folder else files).append(entry.name)
-    except OSError as error:
-        _refuse(error)
-    return _visible(folders), _visible(files)
+    Links may lead to a folder again and again, or round in a circle: each folder counts once for a class.
+    """
+    visited: set[tuple[str, int, int]] = set()
+    subject = f"{printable(top, 300)}: folders below it"
+    for place, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
+        status = os.stat(place)
+        class_name = os.path.relpath(place, top).split(os.sep)[0]
+        identities = {(name, status.st_dev, status.st_ino) for name in (os.curdir, class_name)}
+        if visited & identities:
+            folders.clear()
+            continue
+        visited.add((class_name, status.st_dev, status.st_ino))
+        check_cost(subject, len(visited) - 1, MOST_FOLDERS, "or more", DataError)
+        folders[:] = _visible(folders)
+        images = []
+        others: Counter[str] = Counter()
+        for name in _visible(files):
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES:
+                images.append(os.path.join(place, name))
+            else:
+                others[suffix or "no suffix"] += 1
+        yield class_name, images, others
 
 
 def _visible(names: list[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
-
-
-def _identity(folder: str) -> tuple[int, int]:
-    try:
-        status = os.stat(folder)
-    except OSError as error:
-        _refuse(error)
-    return status.st_dev, status.st_ino
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -42,7 +42,7 @@ def open_inputs(
     if not any(os.path.isfile(path) for path in paths):
         raise DataError(f"no such image: {some(paths)}")
     name = inputs[0] if len(inputs) == 1 else f"{len(paths)} images"
-    return ImageData.of(FileImages(paths), None, name, strict=strict)
+    return ImageData(FileImages(paths), name=name, strict=strict)
 
 
 def _expanded(inputs: Iterable[str], standard_input: Iterable[str] | None) -> Iterator[str]:

@@ -57,50 +57,52 @@ MOST_LINES = 3_000_000
 
 
 class Entry(NamedTuple):
-    line: int
-    """Counts from 1."""
+    place: str
+    """File and line, for messages; ends in a colon."""
     path: str
-    label: str | None
+    label: str | None = None
 
 
-def parse(text: str) -> list[Entry]:
+def parse(text: str, file: str = "list") -> list[Entry]:
     """The entries of a list; blank lines are passed over."""
     entries = []
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip(" \t\r")
+        place = f"{file}, line {number}: "
         parts = _LINE.fullmatch(line)
         if parts is not None and not _is_path(parts["word"]):
-            entries.append(Entry(number, parts["path"], parts["word"]))
+            entries.append(Entry(place, parts["path"], parts["word"]))
         elif line:
-            entries.append(Entry(number, line, None))
+            entries.append(Entry(place, line))
     return entries
 
 
 def entries_of(text: str, file: str) -> list[Entry]:
     """The entries of a list, or of a table with columns."""
-    first = next((line for line in text.split("\n") if line.strip()), "")
+    name = one_line(file)
+    first = text.lstrip("\r\n").split("\n", 1)[0]
     separator = next((mark for mark in "\t;," if mark in first), ",")
-    is_table = separator in first and file.lower().endswith((".csv", ".tsv"))
     cells = [cell.strip(' "\r\t').casefold() for cell in first.split(separator)]
     path_column = _column(cells, PATH_COLUMNS)
     label_column = _column(cells, LABEL_COLUMNS)
     has_names = path_column < len(cells) and not any(map(_is_path, cells))
-    if not is_table and not has_names:
-        return parse(text)
     if not has_names:
+        if separator not in first or not file.lower().endswith((".csv", ".tsv")):
+            return parse(text, name)
         path_column = 0
         label_column = 1
     entries = []
     try:
         for line, row in enumerate(csv.reader(text.splitlines(), delimiter=separator), start=1):
+            place = f"{name}, line {line}: "
             row += [""] * (1 + max(path_column, label_column) - len(row))
             path = row[path_column].strip()
             if path:
-                entries.append(Entry(line, path, row[label_column].strip() or None))
+                entries.append(Entry(place, path, row[label_column].strip() or None))
             elif any(map(str.strip, row)):
-                raise DataError(f"{one_line(file)}, line {line}: no path in it")
+                raise DataError(f"{place}no path in it")
     except csv.Error as error:
-        raise DataError(f"{one_line(file)} cannot be read as a table: {error}") from None
+        raise DataError(f"{name} cannot be read as a table: {error}") from None
     return entries[1:] if has_names else entries
 
 
@@ -121,21 +123,22 @@ def read(
         raise DataError(
             f"{name} is empty: expected lines of `path label` or `path`, or a table with these columns"
         )
-    paths = resolve([entry.path for entry in entries], root or os.path.dirname(file))
+    return paths_of(entries, os.path.dirname(file), root), _labels(entries, classes, name)
+
+
+def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]:
+    """Absolute paths of files that are there; relative ones count from `root`, or from `base`."""
+    paths = []
     missing = []
-    for entry, path in zip(entries, paths, strict=True):
-        place = f"{name}, line {entry.line}: "
+    for place, path, _ in entries:
+        path = os.path.abspath(os.path.join(root or base, path))
         check_root([path], root, place)
         if not os.path.isfile(path):
             missing.append(f"{place}no such file: {one_line(path)}")
+        paths.append(path)
     if missing:
         raise DataError(f"{missing[0]} ({len(missing)} of {len(entries)} files are missing)")
-    return paths, _labels(entries, classes, name)
-
-
-def resolve(paths: Sequence[str], base: str) -> list[str]:
-    """Absolute paths; relative ones count from `base`."""
-    return [os.path.abspath(os.path.join(base, path)) for path in paths]
+    return paths
 
 
 def inside(path: str, root: str) -> bool:
@@ -187,8 +190,8 @@ def _labels(
     if not words:
         return None
     if len(words) < len(entries):
-        line = next(entry.line for entry in entries if entry.label is None)
-        raise DataError(f"{file}, line {line} has no label, but other lines have one")
+        place = next(entry.place for entry in entries if entry.label is None)
+        raise DataError(f"{place}no label, but other lines have one")
     if not all(_NUMBER.fullmatch(word) for word in words):
         return from_names(words, classes, file)
     return from_values([int(word) for word in words], classes, len(words), file)

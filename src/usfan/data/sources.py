@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ ImageSource = (
     | np.ndarray
     | Tensor
     | tuple[np.ndarray | Tensor, LabelValues]
+    | FileImages
     | Dataset[object]
     | Iterable[object]
 )
@@ -77,6 +78,8 @@ class ImageData:
     """The class names; without labels None, or those that were given."""
     labels: Tensor | None
     """LongTensor[N], indices into `classes`; after `match_classes(open_set=True)`, K = len(classes) is unknown."""
+    named: bool
+    """False if the classes are plain numbers: such labels are matched by position."""
     unreadable: dict[str, str]
     """The images that were found unreadable when they were decoded, and why. Subsets and copies share it."""
 
@@ -96,42 +99,21 @@ class ImageData:
                 "unlabelled= says to ignore labels, and labels= gives some: choose one"
             )
         base = None if root is None else os.path.abspath(os.fspath(root))
-        content = _open(source, labels, None if unlabelled else classes, base, name, unlabelled)
-        self._fill(content.images, None if unlabelled else content.labels, content.name, strict)
-        if classes is not None and self.labels is None:
-            self.classes = checked_classes(classes)
-
-    @classmethod
-    def of(
-        cls,
-        images: Images,
-        labels: Labels | None,
-        name: str,
-        *,
-        strict: bool = False,
-    ) -> ImageData:
-        """Images and labels that were checked before."""
-        data = cls.__new__(cls)
-        data._fill(images, labels, name, strict)
-        return data
-
-    def _fill(
-        self,
-        images: Images,
-        labels: Labels | None,
-        name: str,
-        strict: bool,
-    ) -> None:
-        self.images = images
-        self._set_labels(labels)
-        self.name = name
+        names = None if unlabelled else classes
+        self.images, content, self.name = _open(source, labels, names, base, name, unlabelled)
         self.strict = strict
         self.unreadable = {}
+        self.labels = None
+        self.classes = None if classes is None else checked_classes(classes)
+        self.named = True
+        if content is not None and not unlabelled:
+            self.labels, self.classes, self.named = content
 
-    def _set_labels(self, labels: Labels | None) -> None:
-        self._labels = labels
-        self.labels = None if labels is None else labels.labels
-        self.classes = None if labels is None else labels.classes
+    def _with(self, **fields: object) -> ImageData:
+        """A copy with other fields."""
+        part = copy.copy(self)
+        vars(part).update(fields)
+        return part
 
     def __len__(self) -> int:
         return len(self.images)
@@ -175,36 +157,28 @@ class ImageData:
             raise DataError(
                 f"{self.name} has {len(self)} images: positions must be from 0 to {last}"
             )
-        part = copy.copy(self)
-        part.images = self.images.take(index.tolist())
-        if self._labels is not None:
-            part._set_labels(self._labels._replace(labels=self._labels.labels[index]))
-        return part
+        labels = None if self.labels is None else self.labels[index]
+        return self._with(images=self.images.take(index.tolist()), labels=labels)
 
     def without_labels(self) -> ImageData:
         """The same images, unlabelled."""
-        part = copy.copy(self)
-        part._set_labels(None)
-        return part
+        return self._with(labels=None, classes=None)
 
     def with_class_names(self, classes: Sequence[str]) -> ImageData:
         """The same images without labels, which keep these names for a model that has none."""
-        part = self.without_labels()
-        part.classes = checked_classes(classes)
-        return part
+        return self._with(labels=None, classes=checked_classes(classes))
 
     def for_model(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """`match_classes` if the labels are of the model's classes; the images without labels if no name is.
 
         Folders of a camera (`100CANON`) are no classes: such images are unlabelled, and one line in the log says so.
         """
-        labels = self._labels
-        if labels is None:
+        if self.labels is None or self.classes is None:
             return self
         table = checked_classes(classes)
-        numbers = labels.labels.unique().tolist()
-        present = [labels.classes[i] for i in numbers if i < len(labels.classes)]
-        if labels.named and not ClassNames(table).has_any(present):
+        numbers = self.labels.unique().tolist()
+        present = [self.classes[i] for i in numbers if i < len(self.classes)]
+        if self.named and not ClassNames(table).has_any(present):
             log.warning(
                 "%s: none of its folders or labels (%s) is named as a class of the model (%s): taken as unlabelled",
                 *(self.name, some(present), some(table)),
@@ -216,10 +190,10 @@ class ImageData:
         """Its class names that are not among `classes`; none if no name is, or if labels are numbers. The labels
         themselves are not looked at."""
         model = ClassNames(classes)
-        labels = self._labels
-        if labels is None or not labels.named or not model.has_any(labels.classes):
+        names = self.classes or ()
+        if self.labels is None or not self.named or not model.has_any(names):
             return []
-        return [name for name in labels.classes if model.number(name) is None]
+        return [name for name in names if model.number(name) is None]
 
     def match_classes(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """The same images with labels that index `classes`, a model's class list.
@@ -228,16 +202,15 @@ class ImageData:
         other classes get the label `len(classes)` with `open_set`; without it they are an error.
         """
         table = checked_classes(classes)
-        if self._labels is None:
+        if self.labels is None or self.classes is None:
             raise DataError(
                 f"{self.name} has no labels to match: expected class folders, or a list with labels"
             )
-        labels = match(self._labels, table, open_set, self.name)
-        if not self._labels.named and self.paths is not None:
+        content = Labels(self.labels, self.classes, self.named)
+        labels = match(content, table, open_set, self.name)
+        if not self.named and self.paths is not None:
             check_numbering(self.paths, labels, table, self.name)
-        part = copy.copy(self)
-        part._set_labels(Labels(labels, table, True))
-        return part
+        return self._with(labels=labels, classes=table, named=True)
 
     def fingerprint(self) -> str:
         """A hex digest of the images; labels, names and the place of the folder do not count.
@@ -248,12 +221,6 @@ class ImageData:
         return self.images.digest()
 
 
-class _Content(NamedTuple):
-    images: Images
-    labels: Labels | None
-    name: str
-
-
 def _open(
     source: Any,
     labels: LabelValues | None,
@@ -261,24 +228,28 @@ def _open(
     root: str | None,
     name: str | None,
     unlabelled: bool,
-) -> _Content:
+) -> tuple[Images, Labels | None, str]:
     if labels is None and _is_pair(source):
         source, labels = source
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
-    is_path = isinstance(source, (str, os.PathLike))
     is_array = isinstance(source, (np.ndarray, torch.Tensor))
     has_paths = _is_paths(source)
     if labels is not None and not is_array and not has_paths:
         raise DataError(
             "labels= goes with arrays and sequences of paths; folders, lists and datasets bring their own"
         )
-    if is_path:
+    if isinstance(source, (str, os.PathLike)):
         return _from_path(os.fspath(source), classes, root, name, unlabelled)
     images: Images
+    if isinstance(source, FileImages):
+        return source, None, name or "files"
     if has_paths:
         name = name or "paths"
-        images = FileImages(_checked_files(source, root, name))
+        entries = [
+            lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
+        ]
+        images = FileImages(lists.paths_of(entries, os.getcwd(), root))
     elif root is not None:
         raise DataError("root= goes with folders, lists and paths, not with images in memory")
     elif is_array:
@@ -286,9 +257,9 @@ def _open(
         images = ArrayImages(image_array(source, name), name)
     else:
         name = name or type(source).__name__
-        return _Content(*read_dataset(source, classes, name), name)
+        return *read_dataset(source, classes, name), name
     table = None if labels is None else from_values(labels, classes, len(images), name)
-    return _Content(images, table, name)
+    return images, table, name
 
 
 def _from_path(
@@ -297,42 +268,27 @@ def _from_path(
     root: str | None,
     name: str | None,
     unlabelled: bool,
-) -> _Content:
+) -> tuple[Images, Labels | None, str]:
     if not path:
         raise DataError(
             "the path of the data is empty: expected a folder, an image or a list file"
         )
     path = os.path.abspath(os.path.expanduser(path))
-    file_name = os.path.basename(path)
+    name = name or os.path.basename(path) or path
     labels = None
     if os.path.isdir(path):
-        name = name or file_name or path
         paths, names = folders.scan(path, unlabelled=unlabelled)
         if names is not None:
             labels = from_names(names, classes, name)
     elif not os.path.isfile(path):
         raise DataError(f"no such folder, image or list file: {one_line(path)}")
     elif is_image_name(path):
-        name = name or file_name
         paths = [path]
     else:
-        name = name or os.path.splitext(file_name)[0]
+        name = os.path.splitext(name)[0]
         paths, labels = lists.read(path, root, classes)
     lists.check_root(paths, root)
-    return _Content(FileImages(paths), labels, name)
-
-
-def _checked_files(
-    source: Iterable[str | os.PathLike[str]],
-    root: str | None,
-    name: str,
-) -> list[str]:
-    paths = lists.resolve([os.fspath(path) for path in source], root or os.getcwd())
-    lists.check_root(paths, root)
-    for i, path in enumerate(paths):
-        if not os.path.isfile(path):
-            raise DataError(f"{name}: no such file: {one_line(path)} (item {i})")
-    return paths
+    return FileImages(paths), labels, name
 
 
 def _is_pair(source: object) -> bool:

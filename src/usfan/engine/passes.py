@@ -158,8 +158,7 @@ def prepare(
     the global batch."""
     classifier = classifier.to(runtime.device)
     if runtime.device.type == "cuda" or (steps and faster_laid_out(classifier, spec)):
-        example = torch.zeros(2, spec.channels, spec.size, spec.size, device=runtime.device)
-        classifier = lay_out(classifier, example)
+        classifier = lay_out(classifier)
     if runtime.world > 1:
         from usfan.engine.accelerate.sync_norm import sync_batch_norms
 

@@ -115,15 +115,12 @@ def timm_spec(model: Any, channels: int | None = None) -> InputSpec:
     data = resolve_model_data_config(model)
     size = int(data["input_size"][-1])
     channels = channels or int(data["input_size"][0])
-    mean, std = (per_channel(data[name], channels) for name in ("mean", "std"))
+    mean = tuple(map(float, data["mean"]))
+    std = tuple(map(float, data["std"]))
+    if len(mean) != channels:
+        mean = (sum(mean) / len(mean),) * channels
+        std = (sum(std) / len(std),) * channels
     return InputSpec(channels, size, round(size * RESIZE_RATIO), mean, std)
-
-
-def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """The network's own values; for another number of channels their mean in each."""
-    if len(values) == channels:
-        return tuple(map(float, values))
-    return (float(sum(values)) / len(values),) * channels
 
 
 def as_head(tensors: Sequence[Tensor], features: int) -> PretrainedHead | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ FAR = 2.0
 EVIDENCE = math.log(1e4)
 """How much likelier than a network that guesses the other order must be (log), beyond the number of orders tried."""
 NAMED = 12
-"""Up to this many names, the whole order is shown."""
+"""So many names of an order are shown."""
 
 
 class ClassOrderError(DataError):
@@ -40,39 +41,19 @@ class ClassOrderError(DataError):
 def better_order(predicted: Tensor, labels: Tensor, K: int) -> list[int] | None:
     """For each output, its class if that is clearly not the class with the same number; else None."""
     from scipy.optimize import linear_sum_assignment
+    from scipy.sparse.csgraph import connected_components
 
-    labels = labels.long().cpu()
-    predicted = predicted.long().cpu()
-    counts = torch.bincount(labels * K + predicted, minlength=K * K).view(K, K)
+    counts = torch.bincount(labels.long() * K + predicted, minlength=K * K).view(K, K).numpy()
     # Of two orders that fit alike, the user's is taken.
-    preference = counts * (K + 1) + torch.eye(K, dtype=counts.dtype)
-    _, columns = linear_sum_assignment(preference.numpy(), maximize=True)
-    order = list(range(K))
-    for cycle in cycles(columns.tolist()):
-        outputs = columns[cycle].tolist()
-        total = int(counts[cycle].sum())
-        same = int(counts[cycle, cycle].sum())
-        other = int(counts[cycle, outputs].sum())
-        if fits_far_better(same, other, total, K, len(cycle)):
-            for k, output in zip(cycle, outputs, strict=True):
-                order[output] = k
-    return order if order != list(range(K)) else None
-
-
-def cycles(permutation: list[int]) -> list[list[int]]:
-    """The cycles of two or more."""
-    visited: set[int] = set()
-    long_cycles = []
-    for first in range(len(permutation)):
-        cycle = []
-        k = first
-        while k not in visited:
-            visited.add(k)
-            cycle.append(k)
-            k = permutation[k]
-        if len(cycle) > 1:
-            long_cycles.append(cycle)
-    return long_cycles
+    _, outputs = linear_sum_assignment(counts * (K + 1) + np.eye(K), maximize=True)
+    number, cycle_of = connected_components(np.eye(K)[outputs])
+    order = np.arange(K)
+    for cycle in range(number):
+        k = (cycle_of == cycle).nonzero()[0]
+        other = int(counts[k, outputs[k]].sum())
+        if fits_far_better(counts[k, k].sum(), other, counts[k].sum(), K, len(k)):
+            order[outputs[k]] = k
+    return None if (order == np.arange(K)).all() else order.tolist()
 
 
 def fits_far_better(same: int, other: int, total: int, K: int, length: int) -> bool:
@@ -92,17 +73,14 @@ def check_order(
     """Raise `ClassOrderError` if the labels say that the names belong to other outputs. N×K logits, N labels."""
     if labels is None:
         return
-    predicted = logits.argmax(dim=1).cpu()
-    labels = labels.cpu()
-    K = len(classes)
-    known = labels < K
-    order = better_order(predicted[known], labels[known], K)
+    known = labels.cpu() < len(classes)
+    predicted = logits.argmax(dim=1).cpu()[known]
+    labels = labels.cpu()[known]
+    order = better_order(predicted, labels, len(classes))
     if order is None:
         return
-    output_of = torch.tensor(order).argsort()
-    reordered = output_of[labels.clamp(max=K - 1)]
     same = 100 * float((predicted == labels).double().mean())
-    other = 100 * float((predicted == reordered).double().mean())
+    other = 100 * float((torch.tensor(order)[predicted] == labels).double().mean())
     names = tuple(classes[k] for k in order)
     raise ClassOrderError(
         f"the class names are in another order than the model's outputs: {same:.0f} % of its predictions fit the "
@@ -116,9 +94,5 @@ def describe_order(names: tuple[str, ...], user_names: Sequence[str]) -> str:
     if list(names) == sorted(user_names):
         which = "capitals come first, as in torchvision's ImageFolder"
         return f"{which} ({some(names, NAMED)}): pass classes=sorted(names), or a file with the names in this order"
-    if len(names) <= NAMED:
-        return (
-            f"the order is {', '.join(names)}: pass classes=, or --classes FILE, in this order"
-        )
     moved = [f"{j} is {name}" for j, name in enumerate(names) if name != user_names[j]]
-    return f"output {some(moved, 4)}: pass classes= in the order of the model's outputs"
+    return f"output {some(moved, NAMED)}: pass classes= in the order of the model's outputs"

@@ -18,17 +18,17 @@ from usfan.config import RuntimeConfig
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.labels import checked_classes
 from usfan.data.sources import ImageData
-from usfan.data.views import InputSpec, test_view
+from usfan.data.views import InputSpec
 from usfan.engine.passes import engine_store, prepare
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
-from usfan.models.classifier import copy_module, guess_head, wrap_module
+from usfan.models.classifier import Classifier, copy_module, example_of, guess_head, wrap_module
 from usfan.store.model import SourceModel, as_images
 from usfan.store.schema import check_names
 from usfan.training.class_order import check_order
 from usfan.training.source import fit_posterior
-from usfan.uncertainty.base import FitSettings
+from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
 Progress = Callable[[int], None] | None
@@ -65,29 +65,33 @@ def attach_posterior(
     # Posteriors, views and saved models are float32.
     module = copy_module(module).to(torch.float32)
     spec = spec or module_spec(module, data)
-    module = module.to(runtime.device)
     timm_name = recognise_timm(module)
-    store = engine_store(data, spec, runtime)
-    rows = torch.arange(min(2, len(store)), device=runtime.device)
-    classifier = wrap_module(module, head, test_view(store.batch(rows, runtime.device), spec))
-    classifier = prepare(classifier, spec, runtime)  # type: ignore[assignment]
+    classifier = wrap_module(module, head, example_of(spec))
     names = output_names(data, classifier.head.out_features)
-    posterior, fitted = fit_posterior(
-        classifier,
-        store,
-        spec,
-        runtime,
-        settings,
-        progress,
-        functools.partial(check_order, labels=store.labels, classes=names, what=data.name),
-    )
     architecture = {"module": type(module).__name__, "head": classifier.head_name}
     if timm_name:
         architecture["timm"] = timm_name
+    network = prepare(classifier, spec, runtime).eval()
+    posterior, fitted = fit_checked(network, data, spec, names, runtime, settings, progress)
     summary = summary_of(posterior, settings)
     return SourceModel(
-        classifier.eval(), posterior, names, spec, architecture, summary, uncertainty=fitted
+        network, posterior, names, spec, architecture, summary, uncertainty=fitted
     )
+
+
+def fit_checked(
+    classifier: Classifier,
+    data: ImageData,
+    spec: InputSpec,
+    names: tuple[str, ...],
+    runtime: Runtime,
+    settings: FitSettings,
+    progress: Progress,
+) -> tuple[KroneckerPosterior, Uncertainty]:
+    """Fit, if the labels fit the order of the names."""
+    store = engine_store(data, spec, runtime)
+    check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
+    return fit_posterior(classifier, store, spec, runtime, settings, progress, check)
 
 
 def summary_of(posterior: KroneckerPosterior, settings: FitSettings) -> dict[str, float]:
@@ -124,10 +128,7 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
         return timm_spec(module)
-    guess = guess_spec(module, data)
-    spec = guess
-    if not takes(module, guess) and takes(module, InputSpec()):
-        spec = InputSpec()
+    spec = guess_spec(module, data)
     log.warning(
         "%s does not say what images it takes: it is given %s, normalised by mean %s and std %s; "
         "pass spec=usfan.InputSpec(…) if it was trained on others",
@@ -140,28 +141,24 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
-    """The channels of its first convolution. Pictures keep their size if they are small (or, without
-    convolutions, as the first Linear needs them), else as ImageNet's networks take them."""
-    side = small_side(data)
-    channels = 3
-    layers = list(module.modules())
-    convolution = next((m for m in layers if isinstance(m, nn.Conv2d)), None)
-    linear = next((m for m in layers if isinstance(m, nn.Linear)), None)
-    if convolution is not None:
-        channels = 1 if convolution.in_channels == 1 else 3
-    elif linear is not None:
-        for count in (3, 1):
-            root = math.isqrt(linear.in_features // count)
-            if count * root * root == linear.in_features:
-                channels = count
-                side = root
-    normal = InputSpec()
-    if channels == 1:
-        normal = dataclasses.replace(normal, channels=1, mean=(0.5,), std=(0.5,))
-    if side is None:
-        return normal
-    augment = "resized-crop-flip" if channels == 3 else "none"
-    return dataclasses.replace(normal, size=side, resize=side, augment=augment)
+    """The first input that the module runs on: in colour or grey; pictures as they are if they are small, or as a first
+    Linear needs them, or as ImageNet's networks take them."""
+    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
+    pixels = 0 if linear is None else linear.in_features
+    colour = InputSpec()
+    grey = dataclasses.replace(colour, channels=1, mean=(0.5,), std=(0.5,), augment="none")
+    for spec in (colour, grey):
+        side = math.isqrt(pixels // spec.channels)
+        if spec.channels * side**2 != pixels:
+            side = 0
+        for size in filter(None, (small_side(data), side)):
+            augment = "none" if spec is grey else "resized-crop-flip"
+            small = dataclasses.replace(spec, size=size, resize=size, augment=augment)
+            if takes(module, small):
+                return small
+        if takes(module, spec):
+            return spec
+    return colour
 
 
 def takes(module: nn.Module, spec: InputSpec) -> bool:
@@ -171,7 +168,7 @@ def takes(module: nn.Module, spec: InputSpec) -> bool:
     try:
         with torch.no_grad():
             module.eval()(torch.zeros(2, *spec.shape, device=where))
-    except Exception:  # the module's own; what it says is said when the images come
+    except Exception:  # of the module; it is reported when the images come
         return False
     finally:
         module.train(was_training)
@@ -229,13 +226,9 @@ def refit_posterior(
     needs_weight_decay(settings, "the model")
     if data.labels is not None:
         data = data.match_classes(model.classes)
-    store = engine_store(data, model.spec, runtime)
     model.to(runtime.device)
-    check = functools.partial(
-        check_order, labels=store.labels, classes=model.classes, what=data.name
-    )
-    posterior, fitted = fit_posterior(
-        model.classifier, store, model.spec, runtime, settings, progress, check
+    posterior, fitted = fit_checked(
+        model.classifier, data, model.spec, model.classes, runtime, settings, progress
     )
     summary = {**model.summary, **summary_of(posterior, settings)}
     return dataclasses.replace(model, posterior=posterior, summary=summary, uncertainty=fitted)
@@ -260,19 +253,13 @@ def from_state_dict(
         raise ConfigError(
             f"{path} is a weights file: say which network it belongs to, --backbone NAME"
         )
-    needs_weight_decay(settings, path)
-    data = named_data(data, classes)
     state = read_state(file)
-    module = timm_model(backbone)
-    name = head or guess_head(module)
+    with torch.device("meta"):
+        name = head or guess_head(timm_model(backbone))
     weight = state.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
         raise ConfigError(
             f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?"
-        )
-    if data.classes is not None and len(data.classes) != len(weight):
-        raise DataError(
-            f"{data.name} has {len(data.classes)} classes, {path} has {len(weight)}"
         )
     module = timm_model(backbone, num_classes=len(weight))
     try:
@@ -282,5 +269,11 @@ def from_state_dict(
             f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}"
         ) from None
     return attach_posterior(
-        module, data, head, runtime=runtime, settings=settings, progress=progress
+        module,
+        data,
+        head,
+        classes=classes,
+        runtime=runtime,
+        settings=settings,
+        progress=progress,
     )
