@@ -3,8 +3,6 @@
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,30 +104,3 @@ def together(target: Callable[..., object], calls: list[tuple]) -> None:
         process.kill()
         process.join()
     assert [process.exitcode for process in running] == [0] * len(running)
-
-
-def as_typed(*arguments: object, log: Path) -> int:
-    """The exit code of `usfan ARGUMENTS` as a shell starts it, for commands that start more processes with their own
-    command line; only that the first process has everything imported. What they print goes to `log`."""
-    process = forkserver().Process(
-        target=typed_main, args=([str(a) for a in arguments], str(log))
-    )
-    process.start()
-    process.join(LONGEST)
-    process.kill()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def typed_main(arguments: list[str], log: str) -> None:
-    import __main__
-
-    __main__.__spec__ = None  # a script, not a module: its place is in sys.argv
-    sys.argv = [str(Path(sys.executable).with_name("usfan")), *arguments]
-    with open(log, "wb") as file:
-        for handle in (1, 2):
-            os.dup2(file.fileno(), handle)
-    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
-    child_main(arguments)

@@ -295,7 +295,7 @@ def test_members_that_are_off(tmp_path):
         SourceModel.load(folder)
 
 
-def test_mistakes(run, places, tmp_path, capsys):
+def test_mistakes(run, places, tmp_path, capsys, monkeypatch):
     other = train_tiny(class_folder(tmp_path / "other", classes=2), tmp_path / "two-classes")
 
     def refused(*words: object) -> str:
@@ -308,7 +308,10 @@ def test_mistakes(run, places, tmp_path, capsys):
     assert "is a mixture of 2 models, which are adapted one by one" in refused(
         run, places[0], places[2]
     )
-    assert "this command runs in one process" in refused(*places, "--set", "devices=2")
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setenv("LOCAL_WORLD_SIZE", "2")
+        assert "this command runs in one process" in refused(*places)
     assert "mixing must be one of" in refused(*places, "--set", "mixing=best")
     with pytest.raises(
         ArtifactError, match="is a mixture of 2 models, which are adapted one by one"

@@ -70,10 +70,6 @@ class RuntimeConfig(Config):
     compile: str = choice("auto", "graph", "on", "off")
     """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;
     compiling takes a minute or more), or auto (graph; on for long runs)."""
-    devices: int = number(1, 1)
-    """Number of processes on each node: one per GPU, or this many on a CPU."""
-    nodes: int = number(1, 1)
-    """Number of nodes."""
     workers: int | None = None
     """Processes that decode images; by default chosen for the machine."""
     cache: str | None = None

@@ -330,7 +330,7 @@ def check_sources(sources: Sequence[SourceHandle], runtime: Runtime) -> None:
         raise ConfigError(f"at most {MOST_SOURCES} sources can be mixed; got {len(sources)}")
     if len(sources) > 1 and runtime.world > 1:
         raise ConfigError(
-            "several sources are adapted in one process: leave --devices and --nodes out"
+            "several sources are adapted in one process: start the command without torchrun"
         )
     check_members([(source.classes, source.spec) for source in sources])
 

@@ -1,9 +1,11 @@
-"""Several processes take the steps of one at the same global batch; and the command line starts them."""
+"""Several processes take the steps of one at the same global batch; torchrun starts them."""
 
 from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from process_worker import main as worker
 from safetensors.torch import load_file
 from torch import Tensor
 
-from small_runs import as_typed, together
+from small_runs import together
 from usfan.cli.main import main
 from usfan.engine.accelerate.sync_norm import sync_batch_norms
 from usfan.engine.runtime import Runtime
@@ -143,9 +145,7 @@ def moved(before: Path, after: Path) -> float:
 
 
 @two_cores
-def test_the_command_line_starts_two_processes(
-    tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_two_processes_of_torchrun(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     source = write_folder(tmp_path / "a", 90, 0)
     target = write_folder(tmp_path / "b", 75, 1, shift=3)
     model, one, two = (str(tmp_path / name) for name in ("model", "one", "two"))
@@ -168,7 +168,11 @@ def test_the_command_line_starts_two_processes(
     adapt += ["--labels", str(few_labels_of(Path(target), tmp_path / "few.csv"))]
     assert main([*adapt, "--out", one]) == 0
     log = tmp_path / "two.log"
-    assert as_typed(*adapt, "--out", two, "--set", "devices=2", log=log) == 0, log.read_text()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    with open(log, "wb") as file:
+        command = [*launch, "2", "-m", "usfan", *adapt, "--out", two]
+        done = subprocess.run(command, stdout=file, stderr=file, timeout=300, check=False)
+    assert done.returncode == 0, log.read_text()
     assert_same_model(Path(one), Path(two))
     assert moved(Path(model), Path(one)) > 100 * TOLERANCE
     assert not (tmp_path / "two" / "checkpoint").exists()
@@ -195,20 +199,10 @@ def test_processes_find_out_that_they_differ(pair: list[Study]) -> None:
     assert [found["agree"].tolist() for found in pair] == [[True, False]] * 2
 
 
-def test_more_devices_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    data = write_folder(tmp_path / "a", 12, 0)
-    out = tmp_path / "run"
-    assert main(["train", data, "--out", str(out), "--device", "cpu", "--devices", "4096"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "--devices 4096: this machine has" in said
-    assert not out.exists()
-
-
 def test_one_process_commands_refuse_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["demo", "--out", str(tmp_path / "demo"), "--devices", "2"]) == 2
-    assert "unknown option: --devices" in capsys.readouterr().err
-    assert main(["reproduce", "toy", "--out", str(tmp_path / "toy"), "--set", "devices=2"]) == 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert main(["reproduce", "toy", "--out", str(tmp_path / "toy")]) == 2
     assert "one process" in capsys.readouterr().err

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from usfan.config import RuntimeConfig
-from usfan.engine import processes
-from usfan.engine.processes import process_counts, start_processes
+from usfan.engine.processes import process_count
 from usfan.engine.runtime import permutation, seed_everything, start_runtime
 from usfan.errors import ConfigError
 
@@ -42,44 +37,8 @@ def test_runtime_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}
-    for name, value in started.items():
-        monkeypatch.setenv(name, value)
-    assert process_counts(RuntimeConfig()) == (3, 2)
-    assert process_counts(RuntimeConfig(devices=3, nodes=2)) == (3, 2)
-    with pytest.raises(ConfigError, match="torchrun started 6 processes"):
-        process_counts(RuntimeConfig(devices=4))
-
-
-FAILING = """
-import os, sys, time
-from usfan.engine.processes import start_processes
-
-if os.environ.get("LOCAL_RANK") == "1":
-    sys.exit(3)
-start_processes(2, 1)
-time.sleep(100)
-"""
-
-
-def test_a_process_that_fails_ends_the_others(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(FAILING)
-    assert (
-        subprocess.run([sys.executable, str(script)], timeout=90, check=False).returncode == 1
-    )
-
-
-def test_processes_need_a_script_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ConfigError, match=r"--nodes 2: .* torchrun"):
-        start_processes(1, 2)
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys, "argv", ["-c"])
-    with pytest.raises(ConfigError, match="torchrun"):
-        start_processes(2, 1)
-    monkeypatch.setattr(processes, "in_notebook", lambda: True)
-    monkeypatch.setattr(sys, "argv", [__file__])
-    with pytest.raises(ConfigError, match="torchrun"):
-        start_processes(2, 1)
+    assert process_count() == 1
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    assert process_count() == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert process_count() == 6

@@ -18,7 +18,6 @@ from usfan.data.store import Store
 from usfan.engine.features import features_of
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
-from usfan.engine.step_memory import check_step_memory
 from usfan.errors import ConfigError, DataError
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
@@ -62,8 +61,6 @@ def prepare(
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
     backbone_hash = weights_hash(source.classifier.backbone)
     plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
-    if plan.config.tune != "new" and plan.method.terms and store is images:
-        check_step_memory(source.classifier, source.spec, plan.config.batch_size, runtime)
     hashes = {backbone_hash} if plan.config.tune == "new" else set()
     if witness is None and plan.method.needs_witness:
         describer = find_witness(plan, source, backbone_hash)

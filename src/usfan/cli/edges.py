@@ -42,11 +42,11 @@ def open_data(
 
 def open_runtime(computing: RuntimeConfig, *, several: bool = False) -> Runtime:
     """The devices. `several`: the command can run in several processes."""
-    from usfan.engine.processes import process_counts
+    from usfan.engine.processes import process_count
     from usfan.engine.runtime import start_runtime
 
-    if not several and process_counts(computing) != (1, 1):
-        raise ConfigError("this command runs in one process: leave --devices and --nodes out")
+    if not several and process_count() > 1:
+        raise ConfigError("this command runs in one process: start it without torchrun")
     runtime = start_runtime(computing)
     console.quiet = runtime.rank > 0
     return runtime

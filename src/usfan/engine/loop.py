@@ -106,7 +106,7 @@ class Loop:
         self.compiled = worth_compiling(runtime, self.steps)
         layers = [p for term in self.terms for p in getattr(term, "parameters", list)()]
         self.optimiser = Optimiser(classifier, stage, self.steps, runtime, layers)
-        self.stepper = Stepper(self.step, runtime, self.steps, classifier)
+        self.stepper = Stepper(self.step, runtime, self.steps)
         self.done = torch.zeros((), device=runtime.device)
         self.names: tuple[str, ...] = ()
 

@@ -292,7 +292,7 @@ def replayed_pass(
     def batch(rows: Tensor) -> Tensor:
         return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)
 
-    return Stepper(batch, runtime, steps, classifier)
+    return Stepper(batch, runtime, steps)
 
 
 def pass_batch(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from usfan.config import RuntimeConfig, make_config
-from usfan.engine.processes import join_processes, process_counts
+from usfan.engine.processes import join_processes, process_count
 from usfan.errors import ConfigError
 from usfan.maths.objectives import alone
 
@@ -130,9 +130,8 @@ def start_runtime(config: RuntimeConfig | Runtime | None = None) -> Runtime:
         device = torch.device(kind)
     rank = 0
     world = 1
-    devices, nodes = process_counts(config)
-    if devices * nodes > 1:
-        device, rank, world = join_processes(kind, devices, nodes)
+    if process_count() > 1:
+        device, rank, world = join_processes(kind)
     return Runtime(device, precision, config.compile, config.workers, config.cache, rank, world)
 
 

@@ -2,8 +2,7 @@
 
 On a GPU the first steps of each batch size run eagerly (they are real steps, and warm up), then the whole step (view,
 forward, loss, backward, update) is captured once and replayed: nothing waits for the host inside an epoch. Where
-capture fails the step runs eagerly, and says so. If memory runs out, what the backward pass needs is kept in host
-memory: the same batch, the same statistics over it, the same result, only slower. It says so too.
+capture fails the step runs eagerly, and says so.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from usfan.engine.runtime import Runtime
 
@@ -47,20 +46,11 @@ def no_step(*_: Tensor) -> Tensor:
 
 
 class Stepper:
-    """Calls `step(*inputs)`; on a GPU, if it pays, replays it as a CUDA graph, one per batch size.
+    """Calls `step(*inputs)`; on a GPU, if it pays, replays it as a CUDA graph, one per batch size."""
 
-    `module` is the network that the step trains: if memory runs out half-way, its buffers are restored.
-    """
-
-    def __init__(
-        self, step: Callable[..., Tensor], runtime: Runtime, steps: int, module: nn.Module
-    ) -> None:
-        self.plain_step = step
+    def __init__(self, step: Callable[..., Tensor], runtime: Runtime, steps: int) -> None:
+        self.step = step
         self.device = runtime.device
-        self.on_gpu = runtime.device.type == "cuda"
-        self.module = module
-        self.offload = False
-        self.world = runtime.world
         self.capture = worth_capturing(runtime, steps)
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
@@ -84,40 +74,8 @@ class Stepper:
         """No more steps: frees the graphs and the object that owns the step. They refer to each other, and would wait
         for the garbage collection otherwise, with all their memory."""
         self.graphs.clear()
-        self.plain_step = no_step
+        self.step = no_step
         self.capture = False
-
-    def step(self, *inputs: Tensor) -> Tensor:
-        """The step itself; from the first time that memory runs out, with its activations in host memory."""
-        if self.offload:
-            with torch.autograd.graph.save_on_cpu(pin_memory=self.on_gpu):
-                return self.plain_step(*inputs)
-        buffers = [buffer.clone() for buffer in self.module.buffers()]
-        random_state = torch.get_rng_state()
-        gpu_random_state = torch.cuda.get_rng_state(self.device) if self.on_gpu else None
-        try:
-            return self.plain_step(*inputs)
-        except torch.OutOfMemoryError:
-            if (
-                self.world > 1
-            ):  # the other processes would wait for messages that were sent already
-                raise
-            log.warning(
-                "the GPU ran out of memory: from here on what the backward pass needs is kept in host memory; "
-                "slower, with the same result. A smaller --batch-size is faster"
-            )
-        for buffer, before in zip(self.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-        torch.set_rng_state(random_state)
-        self.offload = True
-        self.capture = False
-        self.graphs.clear()
-        self.module.zero_grad(set_to_none=True)
-        gc.collect()
-        if gpu_random_state is not None:
-            torch.cuda.set_rng_state(gpu_random_state, self.device)
-            torch.cuda.empty_cache()
-        return self.step(*inputs)
 
     def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
         stream = torch.cuda.Stream(self.device)
@@ -135,7 +93,7 @@ class Stepper:
         try:
             torch.cuda.synchronize(self.device)
             with no_collection(), torch.cuda.graph(graph):
-                result = self.plain_step(*static)
+                result = self.step(*static)
         except Exception as error:
             log.warning(
                 "the step could not be captured as a CUDA graph and runs eagerly: %s", error

@@ -24,6 +24,7 @@ from usfan.metrics.metrics import (
 )
 from usfan.store.model import SourceModel, as_images
 
+
 OPEN_SET_FIGURES = ("os", "os_star", "unknown_accuracy", "hos")
 
 
@@ -112,9 +113,9 @@ def score_outputs(
 
 
 def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> dict[str, Any]:
-    """By the rule stored in the model; and, named apart, by the recipe's rule: clustering the whole test set."""
-    recipe = split_unknown(outputs, "entropy", recipe=True)
-    rule = getattr(model, "unknown_rule", None) or recipe
+    """By the rule stored in the model, else by the recipe's: clustering the whole test set; and by rules on each score."""
+    rule: UnknownRule | None = getattr(model, "unknown_rule", None)
+    rule = rule or split_unknown(outputs, "entropy", recipe=True)
     figures = rule_figures(rule, outputs, labels, model)
     figures["unknown_rule"] = rule.to_dict()
     scores = {name: score(outputs) for name, score in SCORES.items()}
@@ -123,8 +124,7 @@ def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> di
     for name in SCORES:
         by_score = rule_figures(split_unknown(outputs, name), outputs, labels, model)
         figures["by_score"][name] = {key: by_score[key] for key in OPEN_SET_FIGURES}
-    transductive = rule_figures(recipe, outputs, labels, model)
-    return figures | {f"transductive_{key}": transductive[key] for key in OPEN_SET_FIGURES}
+    return figures
 
 
 def rule_figures(

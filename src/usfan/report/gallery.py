@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from usfan.data.decoding.decode import decode_bytes
-from usfan.data.decoding.pool import Answer, thumbnails
+from usfan.data.decoding.pool import thumbnails
+from usfan.data.decoding.process import Answer
 from usfan.errors import DataError, printable
 from usfan.files import Folder
 from usfan.maths.validators import is_certain

@@ -22,7 +22,6 @@ from usfan.engine.loop import Batch, Loop, Progress
 from usfan.engine.passes import Feeder, engine_store, forward_store, prepare
 from usfan.engine.runtime import Runtime, permutation, seed_everything, start_runtime
 from usfan.engine.stage import Stage
-from usfan.engine.step_memory import check_step_memory
 from usfan.errors import DataError
 from usfan.maths.objectives import global_mean, smoothed_cross_entropy
 from usfan.maths.outputs import Outputs
@@ -75,8 +74,6 @@ def train_source(
         classifier = on_features(network)
         if not store.is_features:
             store = features_of(network, store, spec, runtime)
-    else:
-        check_step_memory(network, spec, config.batch_size, runtime)
     summary = Training(classifier, store, spec, config, runtime, run, progress).run()
     if classifier is not network:
         settle_layout(network, runtime)

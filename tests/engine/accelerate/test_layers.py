@@ -8,7 +8,6 @@ from torch import nn
 
 from usfan.engine.accelerate import layers
 from usfan.engine.accelerate.fused_norm import FusedNorm, fused_kind
-from usfan.engine.accelerate.pointwise import PointwiseConv2d, multiply_pointwise
 from usfan.engine.accelerate.stem import block_stems
 from usfan.engine.runtime import Runtime
 from usfan.models.classifier import Classifier
@@ -25,7 +24,7 @@ def small_classifier() -> Classifier:
 
 @pytest.mark.parametrize(
     ("captured", "compiled", "given"),
-    [(True, False, ["norms", "products"]), (True, True, ["stems"]), (False, False, [])],
+    [(True, False, ["norms"]), (True, True, ["stems"]), (False, False, [])],
 )
 def test_layers_by_what_so_many_steps_pay_for(
     monkeypatch, captured: bool, compiled: bool, given: list[str]
@@ -35,7 +34,6 @@ def test_layers_by_what_so_many_steps_pay_for(
     monkeypatch.setattr(layers, "worth_compiling", lambda *_: compiled)
     monkeypatch.setattr(layers, "fuse_norms", lambda *_: calls.append("norms"))
     monkeypatch.setattr(layers, "block_stems", lambda *_: calls.append("stems"))
-    monkeypatch.setattr(layers, "multiply_pointwise", lambda *_: calls.append("products"))
     classifier = small_classifier()
     with layers.accelerated(classifier, CPU, 100):
         assert calls == given
@@ -56,9 +54,7 @@ def test_layers_are_a_network_s_own_after_the_steps(fails: bool) -> None:
 
     def train() -> None:
         with layers.accelerated(classifier, CPU, 100):
-            multiply_pointwise(classifier)
             classifier.backbone[1].__class__ = fused_kind(nn.BatchNorm2d)
-            assert type(classifier.backbone[0]) is PointwiseConv2d
             assert isinstance(classifier.backbone[1], FusedNorm)
             classifier.train()
             if fails:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from usfan.engine.accelerate.fused_norm import FusedNorm, fuse_norms
-from usfan.engine.accelerate.pointwise import PointwiseConv2d, multiply_pointwise
 from usfan.engine.accelerate.stem import BlockedConv2d, block_stems
 from usfan.engine.passes import worth_compiling
 from usfan.engine.runtime import Runtime
@@ -28,7 +27,6 @@ def accelerated(classifier: Classifier, runtime: Runtime, steps: int) -> Iterato
             else:
                 dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
                 fuse_norms(classifier, runtime.device, dtype)
-                multiply_pointwise(classifier)
         yield classifier
     finally:
         plain_layers(classifier)
@@ -38,7 +36,7 @@ def accelerated(classifier: Classifier, runtime: Runtime, steps: int) -> Iterato
 def plain_layers(module: nn.Module) -> None:
     """Every rewritten layer is of its own class again: the one behind the class that was put before it."""
     for layer in module.modules():
-        if isinstance(layer, (BlockedConv2d, PointwiseConv2d, FusedNorm)):
+        if isinstance(layer, (BlockedConv2d, FusedNorm)):
             layer.__class__ = type(layer).__mro__[2 if isinstance(layer, FusedNorm) else 1]
 
 
