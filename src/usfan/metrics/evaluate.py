@@ -24,7 +24,6 @@ from usfan.metrics.metrics import (
 )
 from usfan.store.model import SourceModel, as_images
 
-
 OPEN_SET_FIGURES = ("os", "os_star", "unknown_accuracy", "hos")
 
 
@@ -113,7 +112,7 @@ def score_outputs(
 
 
 def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> dict[str, Any]:
-    """By the rule stored in the model, else by the recipe's: clustering the whole test set; and by rules on each score."""
+    """By the rule stored in the model, else by the recipe's: clustering the test set; and by rules on each score."""
     rule: UnknownRule | None = getattr(model, "unknown_rule", None)
     rule = rule or split_unknown(outputs, "entropy", recipe=True)
     figures = rule_figures(rule, outputs, labels, model)
