@@ -1,0 +1,274 @@
+"""Runs of a task, one row each, and the table of the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from studies.families.task import Task, cpu, load_task
+from torch import Tensor
+
+from usfan.adaptation.methods import METHODS
+from usfan.maths.label_first import label_first
+from usfan.store.model import AdaptedModel
+from usfan.workflow import adapt_model
+
+Row = dict[str, Any]
+UNLABELLED = -1
+ROUNDS = (1, 2, 5, 10)
+"""Labels per class after which the program asks again, up to the number that a run is allowed."""
+
+
+@dataclass(frozen=True)
+class LabelBudget:
+    """Labels of target images: `none`, `random:2xK` (two per class, drawn at random) or `asked:2xK` (of the images that
+    the program asks for)."""
+
+    kind: str
+    per_class: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> LabelBudget:
+        if text == "none":
+            return cls("none")
+        kind, _, count = text.partition(":")
+        if kind not in ("random", "asked") or not count.endswith("xK"):
+            raise ValueError(f"{text!r}: expected none, random:COUNTxK or asked:COUNTxK")
+        return cls(kind, int(count.removesuffix("xK")))
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "none" else f"{self.kind}:{self.per_class}xK"
+
+    def before(self) -> LabelBudget:
+        """The budget of the round before."""
+        smaller = [count for count in ROUNDS if count < self.per_class]
+        return LabelBudget(self.kind, smaller[-1]) if smaller else LabelBudget("none")
+
+
+class Runs:
+    """The runs of one task; a run with asked labels builds on the runs with fewer."""
+
+    def __init__(self, task: Task, settings: dict[str, Any]) -> None:
+        self.task = task
+        self.settings = {
+            "guard": False,
+            "setting": "closed",
+            "seed": task.seed,
+            **task.settings,
+            **settings,
+        }
+        self.models: dict[tuple[str, LabelBudget], tuple[AdaptedModel, Tensor, float]] = {}
+
+    def row(self, method: str, budget: LabelBudget) -> Row:
+        """Accuracies in % on the images that have no label: before, of the last iterate, of the model that is kept."""
+        model, table, seconds = self.run(method, budget)
+        assert model.passes is not None
+        judged = table == UNLABELLED
+        path = model.passes.path
+        row = {
+            "family": self.task.family,
+            "task": self.task.name,
+            "seed": self.task.seed,
+            "method": method,
+            "labels": str(budget),
+            "settings": self.settings,
+            "commit": commit(),
+            "images": len(table),
+            "classes": len(self.task.classes),
+            "labelled": int((~judged).sum()),
+            "before": self.accuracy(path[0], judged),
+            "accuracy": self.accuracy(path[-1], judged),
+            "seconds": round(seconds, 2),
+        }
+        guard = model.history.get("guard") or {}
+        if self.settings["guard"] and guard:
+            kept = model.passes.after.logits.argmax(dim=1)
+            row["kept"] = guard.get("kept")
+            row["kept_accuracy"] = self.accuracy(kept, judged)
+        names = model.history.get("names")
+        if isinstance(names, dict):
+            row["names"] = {key: value for key, value in names.items() if is_plain(value)}
+        return row
+
+    def accuracy(self, predictions: Tensor, judged: Tensor) -> float:
+        right = predictions.cpu().long() == self.task.labels
+        return round(100 * float(right[judged].double().mean()), 2)
+
+    def run(self, method: str, budget: LabelBudget) -> tuple[AdaptedModel, Tensor, float]:
+        """The adapted model, its table of labels (N, −1 for none) and the seconds of this run alone."""
+        key = (method, budget)
+        if key not in self.models:
+            table = self.labels(method, budget)
+            given = None if budget.kind == "none" else table
+            started = time.perf_counter()
+            model = adapt_model(
+                self.task.source,
+                dataclasses.replace(self.task.target, labels=None),
+                method,
+                runtime=cpu(),
+                labels=given,
+                witness=self.task.witness if METHODS[method].needs_witness else None,
+                **self.settings,
+            )
+            self.models[key] = (model, table, time.perf_counter() - started)
+        return self.models[key]
+
+    def labels(self, method: str, budget: LabelBudget) -> Tensor:
+        """N classes, −1 for none."""
+        labels = self.task.labels
+        table = torch.full_like(labels, UNLABELLED)
+        count = min(budget.per_class * len(self.task.classes), len(labels) - 1)
+        if budget.kind == "random":
+            generator = torch.Generator().manual_seed(1000 + self.task.seed)
+            chosen = torch.randperm(len(labels), generator=generator)[:count]
+            table[chosen] = labels[chosen]
+        elif budget.kind == "asked":
+            model, table, _ = self.run(method, budget.before())
+            table = table.clone()
+            labelled = (table != UNLABELLED).nonzero().flatten()
+            chosen = questions(model, count - len(labelled), labelled)
+            table[chosen] = labels[chosen]
+        return table
+
+
+def questions(model: AdaptedModel, count: int, labelled: Tensor) -> Tensor:
+    """Positions of the images that the program asks for."""
+    assert model.passes is not None
+    return label_first(model.passes.after, count, labelled=labelled)
+
+
+def is_plain(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def can_run(family: str, method: str, budget: LabelBudget) -> bool:
+    """Networks from scratch have no witness; a method that trains nothing takes no labels."""
+    chosen = METHODS[method]
+    if family == "digits" and chosen.needs_witness:
+        return False
+    return budget.kind == "none" or bool(chosen.terms)
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the code; a plus sign if the package was changed since."""
+    folder = Path(__file__).parent
+
+    def git(*command: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *command], capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", str(folder.parent.parent / "src"))
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def key_of(row: Row) -> tuple[object, ...]:
+    """What tells two rows apart. The commit does not: rows of other code belong in another file."""
+    settings = json.dumps(row["settings"], sort_keys=True)
+    return (row["family"], row["task"], row["seed"], row["method"], row["labels"], settings)
+
+
+def read_rows(file: Path) -> list[Row]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All runs of a task that are wanted, and the rows that are there already."""
+
+    cache: Path
+    family: str
+    source: str
+    target: str
+    seed: int
+    methods: Sequence[str]
+    budgets: Sequence[LabelBudget]
+    settings: dict[str, Any]
+    done: frozenset[tuple[object, ...]]
+
+
+def run_job(job: Job) -> list[Row]:
+    """The missing rows of a task."""
+    torch.set_num_threads(1)
+    task = load_task(job.cache, job.family, job.source, job.target, job.seed)
+    runs = Runs(task, job.settings)
+    rows = []
+    for method in job.methods:
+        for budget in job.budgets:
+            if not can_run(job.family, method, budget):
+                continue
+            name = {
+                "family": job.family,
+                "task": task.name,
+                "seed": job.seed,
+                "method": method,
+                "labels": str(budget),
+                "settings": runs.settings,
+            }
+            if key_of(name) not in job.done:
+                rows.append(runs.row(method, budget))
+    return rows
+
+
+def column_of(row: Row) -> str:
+    return row["method"] if row["labels"] == "none" else f"{row['method']} {row['labels']}"
+
+
+def table(rows: Iterable[Row], figure: str = "accuracy", against: str | None = None) -> str:
+    """Families by methods: the mean over tasks ± its standard error, each task being the mean of its seeds. With
+    `against`, differences to that column, paired by task."""
+    cells: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    commits = set()
+    for row in rows:
+        if figure in row:
+            cells[row["family"], column_of(row)][row["task"]].append(row[figure])
+            commits.add(row["commit"])
+    families = list(dict.fromkeys(family for family, _ in cells))
+    columns = list(dict.fromkeys(column for _, column in cells))
+    lines = [
+        f"| family | tasks | {' | '.join(columns)} |",
+        f"|---|---:|{'---:|' * len(columns)}",
+    ]
+    for family in families:
+        texts = []
+        sizes = {len(cells[family, column]) for column in columns if (family, column) in cells}
+        for column in columns:
+            means = task_means(cells.get((family, column), {}))
+            if against is not None and column != against:
+                base = task_means(cells.get((family, against), {}))
+                means = {task: means[task] - base[task] for task in means if task in base}
+            signed = against is not None and column != against
+            texts.append(mean_text(list(means.values()), signed=signed))
+        lines.append(f"| {family} | {max(sizes)} | {' | '.join(texts)} |")
+    return "\n".join(lines) + f"\n\n{figure}; commit {', '.join(sorted(commits))}\n"
+
+
+def task_means(by_task: dict[str, list[float]]) -> dict[str, float]:
+    return {task: statistics.fmean(values) for task, values in by_task.items()}
+
+
+def mean_text(values: list[float], *, signed: bool = False) -> str:
+    if not values:
+        return "–"
+    mean = statistics.fmean(values)
+    text = f"{mean:+.1f}" if signed else f"{mean:.1f}"
+    if len(values) < 2:
+        return text
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{text} ± {error:.1f}"
