@@ -27,7 +27,7 @@ from usfan.adaptation.inputs import prepare
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
 from usfan.adaptation.run import run as run_adaptation
 from usfan.adaptation.several import mix_adapted, passes_of, with_passes
-from usfan.adaptation.user_labels import UserLabels, record_user_labels
+from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
 from usfan.data.few_labels import few_labels
@@ -41,6 +41,7 @@ from usfan.engine.passes import engine_store
 from usfan.engine.prefetch import decoding
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError
+from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
 from usfan.metrics.image_table import adaptation_metrics, save_image_table
 from usfan.store.model import AdaptedModel, MixtureModel, SourceModel, as_model, check_members

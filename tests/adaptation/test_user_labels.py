@@ -17,7 +17,6 @@ from usfan.adaptation.methods import METHODS
 from usfan.adaptation.target_classes import estimate_target_classes
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
 from usfan.adaptation.terms.user_labels import UserLabelsTerm
-from usfan.adaptation.user_labels import UserLabels
 from usfan.adaptation.witness import thumbnails
 from usfan.engine.features import features_of
 from usfan.engine.loop import Loop
@@ -25,6 +24,7 @@ from usfan.engine.passes import engine_store
 from usfan.engine.runtime import start_runtime
 from usfan.errors import ConfigError
 from usfan.maths.outputs import Outputs
+from usfan.maths.user_labels import UserLabels
 from usfan.metrics.image_table import adaptation_metrics
 from usfan.store.run_folder import RunFolder
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.tune import TuneChoice, choose_tune
-from usfan.adaptation.user_labels import UserLabels
 from usfan.adaptation.witness import Witness, choose_judge, choose_witness, testimony
 from usfan.data.store import Store
 from usfan.engine.features import features_of
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, DataError
+from usfan.maths.user_labels import UserLabels
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
 from usfan.store.model import SourceModel

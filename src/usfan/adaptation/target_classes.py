@@ -367,8 +367,8 @@ def named_share(
         named_fit = fit_clusters(points_used, names, label_shift(names))
         more_fit = fit_clusters(points_used, names, begin)
         one += one_gaussian(points_used, test_points)
-        named += expectation(named_fit.mixture, test_points, test_names)[1]
-        more += expectation(more_fit.mixture, test_points, test_names)[1]
+        named += float(expectation(named_fit.mixture, test_points, test_names)[1].sum())
+        more += float(expectation(more_fit.mixture, test_points, test_names)[1].sum())
     if more <= max(one, named):  # clusters without a name explain nothing
         return 1.0
     return max((named - one) / (more - one), 0.0)

@@ -1,61 +1,11 @@
-"""Labels that the user gave for a few target images, which replace the run's own predictions.
-
-Shapes: L labelled images, N target samples, K classes.
-"""
+"""What a model remembers of the labels that the user gave."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
-
-from usfan.maths.outputs import Outputs
+from usfan.maths.user_labels import UserLabels
 from usfan.store.model import AdaptedModel
-
-SURE = 1e-6
-"""Probability left to all other classes of an image whose label is given."""
-
-
-@dataclass(frozen=True, eq=False)
-class UserLabels:
-    """The labels of a few target images."""
-
-    rows: Tensor
-    """L sample numbers."""
-    labels: Tensor
-    """L classes."""
-
-    @classmethod
-    def of_table(cls, table: Tensor, device: torch.device) -> UserLabels:
-        """From N labels, −1 for none."""
-        rows = (table >= 0).nonzero().flatten()
-        return cls(rows.to(device), table[rows].to(device))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def pin(self, table: Tensor) -> None:
-        """Write the labels into a table of N labels, or of N × K probabilities."""
-        values = self.labels
-        if table.ndim == 2:
-            values = one_hot(values, table.shape[1])
-        table[self.rows] = values.to(table)
-
-    def replace_predictions(self, outputs: Outputs) -> Outputs:
-        """The outputs of a pass over the target, with labels in place of predictions."""
-        classes = outputs.probs.shape[1]
-        sure = one_hot(self.labels, classes) * (1 - SURE * classes) + SURE
-        posterior = outputs.posterior_probs
-        return Outputs(
-            outputs.features,
-            outputs.logits.index_copy(0, self.rows, sure.log().to(outputs.logits)),
-            outputs.probs.index_copy(0, self.rows, sure.to(outputs.probs)),
-            posterior.index_copy(0, self.rows, sure.to(posterior)),
-            outputs.mutual_information.index_fill(0, self.rows, 0.0),
-        )
 
 
 def record_user_labels(model: AdaptedModel, labels: UserLabels) -> None:

@@ -20,7 +20,7 @@ image at the origin for each mean and ν = D images for the covariance (s² = me
     Σ   = (Σ_ik r_ik u_i u_iᵀ − Σ_k (n_k + τ) μ_k μ_kᵀ + ν s² I) / (Σ_k n_k + ν)
     λ, b: Newton steps on Σ_ik r_ik log g_ik − ½ρ‖b‖² (concave), halved until it does not fall
 
-never raises F, so F is the one number to watch. A round costs O(N D (D + K) + N K²), memory is O(N (D + K)).
+never raises F, so F is the one number to watch. An image with a user's label y has r_iy = 1, and −log g_iy p(u_i | y) in F. A round costs O(N D (D + K) + N K²), memory is O(N (D + K)).
 
 Shapes: N samples, K classes, C clusters without a name, K' = K + C, D dimensions of the witness space, W width of the
 witness's features.
@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from usfan.errors import UsfanError
+from usfan.maths.user_labels import UserLabels
 
 CHUNK = 16384
 """Rows that are worked on at once."""
@@ -136,6 +137,8 @@ class Fit:
     """r, N × K', float32; clusters without a name come last."""
     free_energy: list[float]
     """F / N after each round; never rises."""
+    energies: Tensor
+    """N: the part of each image in F; priors have none."""
 
     @property
     def shares(self) -> Tensor:
@@ -185,15 +188,33 @@ def expectation(
     mixture: Mixture,
     points: Tensor,
     log_names: Tensor,
-) -> tuple[Tensor, float]:
-    """r, N × K' float32, and Σ_i log Σ_k g_ik p(u_i | k)."""
+    labels: UserLabels | None = None,
+) -> tuple[Tensor, Tensor]:
+    """r, N × K' float32, and the N log-likelihoods log Σ_k g_ik p(u_i | k), of a labelled image log g_iy p(u_i | y)."""
     parts = []
-    likelihood = 0.0
+    likelihoods = []
     for u, names in _chunks(points, log_names):
         joint = log_joint(mixture, u, names)
         parts.append(joint.softmax(1).float())
-        likelihood += float(joint.logsumexp(1).sum())
-    return torch.cat(parts), likelihood
+        likelihoods.append(joint.logsumexp(1))
+    r = torch.cat(parts)
+    likelihood = torch.cat(likelihoods)
+    if labels is not None and len(labels):
+        rows = labels.rows
+        joint = log_joint(mixture, points[rows], log_names[rows])
+        likelihood[rows] = joint.gather(1, labels.labels[:, None]).flatten()
+        labels.pin(r)
+    return r, likelihood
+
+
+@torch.no_grad()
+def membership(mixture: Mixture, points: Tensor) -> Tensor:
+    """N × K', float64: in which cluster each image lies by its looks alone, whatever its names say."""
+    parts = [
+        log_normal(u.double(), mixture.means, mixture.cholesky).softmax(1)
+        for u in points.split(CHUNK)
+    ]
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -203,13 +224,14 @@ def fit_mixture(
     *,
     start: Mixture | None = None,
     begin: Tensor | None = None,
+    labels: UserLabels | None = None,
     prior: float = EVEN_PRIOR,
     rounds: int = 20,
     tolerance: float = 1e-5,
 ) -> Fit:
     """EM from the names, from an earlier mixture's gate (`start`), or from responsibilities (`begin`, N × K', which may
-    have columns for clusters without a name). Stops after `rounds`, or if F / N falls by less than `tolerance`.
-    `prior` is ρ."""
+    have columns for clusters without a name). Images with a user's label belong to its cluster. Stops after `rounds`,
+    or if F / N falls by less than `tolerance`. `prior` is ρ."""
     check_inputs(points, log_names)
     squares = [float(part.double().square().sum()) for part in points.split(CHUNK)]
     spread = max(sum(squares) / points.numel(), 1e-12)  # 0 if all images are the same
@@ -221,18 +243,18 @@ def fit_mixture(
         gate[0] = 1.0
     if begin is None:
         begin = gate_logits(log_names, gate).softmax(1).float()
-    r = begin
+    r = begin if labels is None else labels.pinned(begin)
     history: list[float] = []
     for _ in range(rounds):
         means, covariance = update_clusters(points, r, spread)
         gate = update_gate(log_names, r, gate, prior)
         mixture = Mixture(means, torch.linalg.cholesky(covariance), gate)
-        r, likelihood = expectation(mixture, points, log_names)
-        energy = (prior_energy(mixture, spread, prior) - likelihood) / len(points)
+        r, likelihood = expectation(mixture, points, log_names, labels)
+        energy = (prior_energy(mixture, spread, prior) - float(likelihood.sum())) / len(points)
         history.append(energy)
         if len(history) > 1 and history[-2] - energy < tolerance:
             break
-    return Fit(mixture, r, history)
+    return Fit(mixture, r, history, -likelihood)
 
 
 def update_clusters(

@@ -30,12 +30,12 @@ from torch import Tensor
 
 from usfan.adaptation.guidance import Guidance
 from usfan.adaptation.model_facts import ModelFacts
-from usfan.adaptation.user_labels import UserLabels
 from usfan.config import convert
 from usfan.engine.loop import Batch
 from usfan.engine.runtime import Runtime
 from usfan.maths.objectives import global_mean, global_sum
 from usfan.maths.outputs import Outputs
+from usfan.maths.user_labels import UserLabels
 from usfan.models.classifier import Classifier
 from usfan.uncertainty.base import Uncertainty
 
