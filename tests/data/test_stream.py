@@ -274,13 +274,14 @@ def test_a_script_without_a_main_guard_works(photos, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_number_of_images(photos):
+    """The pixels of all images are 340 MiB. At most 30 MiB are on their way, and an allocator may keep some more."""
     data = ImageData(photos).subset([i for i in range(96) if i not in (5, 17, 18)] * 8)
     used = []
-    for _ in stream(data, size=200, workers=2, batch_size=16):
+    for _ in stream(data, size=400, workers=2, batch_size=16):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         used.append(pages * resource.getpagesize() / 2**20)
     assert len(used) == 47
-    assert max(used[10:]) - used[5] < 20  # MiB; the pixels of all images are 85
+    assert max(used[10:]) - used[5] < 120
 
 
 @pytest.mark.shared_data

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from usfan.data.decoding.decode import UnreadableImage, one_line, squared, to_tensor
-from usfan.data.decoding.pool import CHUNK, decode_in_processes
-from usfan.data.images import ArrayImages, FileImages
+from usfan.data.decoding.decode import UnreadableImage, one_line, planes, squared
+from usfan.data.decoding.pool import decode_in_processes
+from usfan.data.images import ArrayImages, FileImages, Images
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 
@@ -31,13 +31,6 @@ class Skipped(NamedTuple):
 
 class NothingReadable(DataError):
     """Not one of the images asked for can be decoded."""
-
-
-class _Chunk(NamedTuple):
-    positions: list[int]
-    reasons: list[str | None]
-    pixels: Tensor
-    """uint8 n×C×S×S; rows with a reason hold nothing of use. May be overwritten once the next chunk is asked for."""
 
 
 def stream(
@@ -70,10 +63,30 @@ def stream(
         raise DataError(
             f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}"
         )
+    processes = worker_count(data, len(order), workers)
     lost: list[Skipped] = [] if skipped is None else skipped
     before = len(lost)
-    with closing(_chunks(data, order, size, channels, workers)) as chunks:
-        yield from _batches(chunks, data, batch_size, lost, progress)
+    index: list[int] = []
+    batch: list[bytes | bytearray] = []
+    with closing(_pictures(data.images, order, size, channels, processes)) as pictures:
+        for position, picture in zip(order, pictures, strict=True):
+            if progress is not None:
+                progress(1)
+            if isinstance(picture, str):
+                where = data.where(position)
+                if data.strict:
+                    raise UnreadableImage(where, picture)
+                lost.append(Skipped(where, picture))
+                data.unreadable[where] = picture
+                continue
+            index.append(position)
+            batch.append(picture)
+            if len(batch) == batch_size:
+                yield torch.tensor(index), _tensor(batch, size, channels)
+                index = []
+                batch = []
+    if batch:
+        yield torch.tensor(index), _tensor(batch, size, channels)
     if order and len(lost) - before == len(order):
         path, reason = lost[before]
         raise NothingReadable(
@@ -119,81 +132,32 @@ def worker_count(
     return min(len(cores), MOST_WORKERS)
 
 
-def _batches(
-    chunks: Iterator[_Chunk],
-    data: ImageData,
-    batch_size: int,
-    lost: list[Skipped],
-    progress: Callable[[int], None] | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Leave out what could not be read, and cut what remains into batches of one size."""
-    index = torch.empty(0, dtype=torch.long)
-    pixels: list[Tensor] = []
-    for chunk in chunks:
-        readable = []
-        for row, (position, reason) in enumerate(
-            zip(chunk.positions, chunk.reasons, strict=True)
-        ):
-            if reason is None:
-                readable.append(row)
-                continue
-            where = data.where(position)
-            if data.strict:
-                raise UnreadableImage(where, reason)
-            lost.append(Skipped(where, reason))
-            data.unreadable[where] = reason
-        index = torch.cat([index, torch.tensor(chunk.positions)[readable]])
-        pixels.append(chunk.pixels[readable])  # a copy: the chunk may be overwritten
-        if len(index) >= batch_size:
-            stop = len(index) - len(index) % batch_size
-            rows = torch.cat(pixels)
-            yield from zip(
-                index[:stop].split(batch_size), rows[:stop].split(batch_size), strict=True
-            )
-            index = index[stop:]
-            pixels = [rows[stop:]]
-        if progress is not None:
-            progress(len(chunk.positions))
-    if len(index):
-        yield index, torch.cat(pixels)
+def _tensor(batch: list[bytes | bytearray], size: int, channels: int) -> Tensor:
+    """uint8 B×C×S×S. Bytes are joined by one thread; those of torch would wait for each other."""
+    pixels = torch.frombuffer(bytearray().join(batch), dtype=torch.uint8)
+    return pixels.view(-1, channels, size, size)
 
 
-def _chunks(
-    data: ImageData,
+def _pictures(
+    images: Images,
     order: list[int],
     size: int,
     channels: int,
-    workers: int | None,
-) -> Generator[_Chunk, None, None]:
-    processes = worker_count(data, len(order), workers)
-    images = data.images
+    processes: int,
+) -> Generator[bytes | bytearray | str, None, None]:
+    """The C·S·S bytes of each image, or the reason why it cannot be read."""
     if processes and isinstance(images, FileImages):
         paths = [images.paths[i] for i in order]
         decoding = decode_in_processes(paths, size=size, channels=channels, workers=processes)
-        with closing(decoding) as decoded:
-            for start, reasons, pixels in decoded:
-                yield _Chunk(order[start : start + len(reasons)], reasons, pixels)
+        with closing(decoding) as answers:
+            yield from answers
     elif isinstance(images, ArrayImages) and images.fits(size, channels):
-        for start in range(0, len(order), 1024):
-            positions = order[start : start + 1024]
-            yield _Chunk(positions, [None] * len(positions), images.rows(positions))
+        yield from map(images.planes, order)
     else:
-        for start in range(0, len(order), CHUNK):
-            yield _decoded_here(data, order[start : start + CHUNK], size, channels)
-
-
-def _decoded_here(
-    data: ImageData,
-    positions: list[int],
-    size: int,
-    channels: int,
-) -> _Chunk:
-    pixels = torch.empty((len(positions), channels, size, size), dtype=torch.uint8)
-    reasons: list[str | None] = []
-    for row, position in enumerate(positions):
-        try:
-            pixels[row] = to_tensor(squared(data.images.picture(position, channels), size))
-            reasons.append(None)
-        except UnreadableImage as error:
-            reasons.append(error.reason)
-    return _Chunk(positions, reasons, pixels)
+        for i in order:
+            try:
+                picture = planes(squared(images.picture(i, channels), size))
+            except UnreadableImage as error:
+                yield error.reason
+            else:
+                yield picture
