@@ -179,11 +179,12 @@ class Folder:
         mode = "ab" if append else "rb+"
         return self._checked(self._descriptor(name, flags), name, None, mode)
 
-    def lock(self, name: str) -> int:
-        """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it."""
+    def lock(self, name: str, *, wait: bool = False) -> int:
+        """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it, or `wait`
+        for that one."""
         handle = self._descriptor(name, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             os.close(handle)
             raise

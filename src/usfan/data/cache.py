@@ -1,8 +1,8 @@
 """Decode once: all readable images of a set as uint8 N×C×S×S, on the GPU, in host memory, or on the disk.
 
-Their size decides where they go: on the device if they fit into `memory_share` of its free memory, else in host memory
-under the same share (pinned when the device is a GPU), else in a file that is mapped into memory. Later runs over the
-same images and settings use a file under `cache_dir` again (see `row_cache`).
+Their size decides where they go: on the device if they fit into half of its free memory, else in host memory under the
+same share, else in a file that is mapped into memory. Later runs over the same images and settings use a file under
+`cache_dir` again (see `row_cache`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from usfan.data.row_cache import RowCache, Skips
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.data.stream import Skipped, stream
-from usfan.errors import ConfigError
 
 
 def open_store(
@@ -31,7 +30,6 @@ def open_store(
     channels: int = 3,
     device: torch.device | str = "cpu",
     cache_dir: str | os.PathLike[str] | None = None,
-    memory_share: float = 0.5,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
@@ -40,8 +38,6 @@ def open_store(
     Without `cache_dir` the images go to a file only if they do not fit in memory: under $USFAN_CACHE, or
     ~/.cache/usfan. `workers` and `progress` are those of `stream`.
     """
-    if not 0 < memory_share <= 1:
-        raise ConfigError(f"memory_share must be above 0 and at most 1, not {memory_share}")
     device = torch.device(device)
     shape = (channels, size, size)
     decoded = 0
@@ -66,26 +62,23 @@ def open_store(
         for position, entry in zip(lost, skipped, strict=True):
             skips.append((position, entry.reason))
 
-    place = choose_place(len(data) * channels * size * size, device, memory_share)
-    if cache_dir is None and place != "disk":
-        skips: Skips = []
-        room = row_cache.allocate(len(data), shape, torch.uint8, device, place)
-        return _store(data, _filled(room, batches(skips)), skips, None)
+    if cache_dir is None:
+        place = choose_place(len(data) * channels * size * size, device)
+        if place is not None:
+            room = torch.empty((len(data), *shape), dtype=torch.uint8, device=place)
+            skips: Skips = []
+            count = 0
+            for batch in batches(skips):
+                room[count : count + len(batch)] = batch
+                count += len(batch)
+            return _store(data, room[:count], skips, None)
     settings = [data.fingerprint(), shape, row_cache.VERSION, ["pillow", PIL.__version__]]
     key = row_cache.digest(settings)
     cache = RowCache(row_cache.cache_folder(cache_dir), key, len(data), shape, torch.uint8)
-    values, skips = cache.read_or_build(device, place, batches)
+    values, skips = cache.read_or_build(device, batches)
     if progress is not None and not decoded:
         progress(len(data))
     return _store(data, values, skips, key)
-
-
-def _filled(room: Tensor, batches: Iterator[Tensor]) -> Tensor:
-    count = 0
-    for batch in batches:
-        room[count : count + len(batch)] = batch
-        count += len(batch)
-    return room[:count]
 
 
 def _store(

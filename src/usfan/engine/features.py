@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data import row_cache
-from usfan.data.memory import choose_place
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.passes import (
@@ -40,8 +39,6 @@ from usfan.threads import all_threads, use
 
 log = logging.getLogger(__name__)
 
-MEMORY_SHARE = 0.5
-FLOAT_BYTES = 4
 PIECE = 16
 """Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
 8 a convolution adds up in another order."""
@@ -209,6 +206,5 @@ def from_file(
                 yield through(store, rows)
                 progress.advance(len(rows))
 
-    place = choose_place(FLOAT_BYTES * len(store) * width, runtime.device, MEMORY_SHARE)
-    table, _ = cache.read_or_build(runtime.device, place, batches)
-    return table if place == "disk" else table.to(runtime.device)
+    table, _ = cache.read_or_build(runtime.device, batches)
+    return table
