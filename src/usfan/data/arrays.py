@@ -9,68 +9,58 @@ from usfan.errors import DataError
 
 ArrayLike = np.ndarray | torch.Tensor
 
-_CHUNK = (
-    2**22
-)  # values turned from float to uint8 at a time, so that no second float copy is made
-
 
 def image_array(source: ArrayLike, name: str) -> np.ndarray:
     """uint8 N×H×W (grey) or N×H×W×3, from any of the layouts above. uint8 input is not copied.
 
     If both the second and the last axis could hold the channels, a tensor is read as N×C×H×W, an array as N×H×W×C.
     """
-    array, channels_first = _numpy(source, name)
+    array, channels_first = _numpy(source)
     if array.ndim not in (3, 4):
         raise DataError(f"{name} has shape {_shape(array)}: expected N×H×W, N×H×W×C or N×C×H×W")
-    if array.ndim == 3 and array.shape[-1] == 3 and array.shape[1] != 3:
+    if array.ndim == 3 and len(array) > 1 and array.shape[-1] == 3 and array.shape[1] != 3:
         raise DataError(
             f"{name} has shape {_shape(array)}, which looks like one image: give N×H×W×3 (array[None])"
         )
     if 0 in array.shape:
         raise DataError(f"{name} holds no images, or no pixels: its shape is {_shape(array)}")
-    return as_uint8(_channels_last(array, channels_first, name), name)
+    return _as_uint8(_channels_last(array, channels_first, name), name)
 
 
 def one_image(source: ArrayLike, where: str) -> np.ndarray:
     """uint8 H×W or H×W×3, from one item of a dataset."""
-    array, channels_first = _numpy(source, where)
-    if array.ndim not in (2, 3):
-        raise DataError(f"{where} has shape {_shape(array)}: expected H×W, H×W×C or C×H×W")
-    array = _channels_last(array[None], channels_first, where)
-    return np.ascontiguousarray(as_uint8(array, where)[0])
+    if not isinstance(source, ArrayLike):
+        raise DataError(
+            f"{where} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path"
+        )
+    return image_array(source[None], where)[0]
 
 
-def as_uint8(array: np.ndarray, name: str) -> np.ndarray:
+def _as_uint8(array: np.ndarray, name: str) -> np.ndarray:
     """uint8 as it is; floats in [0, 1] times 255, rounded. Anything else is refused: its scale is unknown."""
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
         raise DataError(f"{name} is {array.dtype}: expected uint8, or floats in [0, 1]")
+    low = array.min()
+    high = array.max()
+    if not (low >= 0 and high <= 1):  # NaN is neither
+        raise DataError(
+            f"{name} holds floats from {low:.3g} to {high:.3g}: expected floats in [0, 1], or uint8; "
+            "rescale them, and leave out any normalisation (the model brings its own)"
+        )
     result = np.empty(array.shape, np.uint8)
-    rows = max(1, _CHUNK // max(1, array[0].size))
-    for start in range(0, len(array), rows):
-        part = array[start : start + rows].astype(np.float32)
-        low = part.min()
-        high = part.max()
-        if not (low >= 0 and high <= 1):  # NaN is neither
-            raise DataError(
-                f"{name} holds floats from {low:.3g} to {high:.3g}: expected floats in [0, 1], or uint8; "
-                "rescale them, and leave out any normalisation (the model brings its own)"
-            )
-        result[start : start + rows] = np.round(part * 255)
+    for row, image in zip(result, array, strict=True):  # one by one: no second copy in floats
+        row[:] = np.round(image.astype(np.float32) * 255)
     return result
 
 
-def _numpy(source: ArrayLike, name: str) -> tuple[np.ndarray, bool]:
+def _numpy(source: ArrayLike) -> tuple[np.ndarray, bool]:
     """The values as numpy, and whether the channels more likely come first."""
-    if isinstance(source, torch.Tensor):
-        tensor = source.detach().cpu()
-        return (tensor.float() if tensor.is_floating_point() else tensor).numpy(), True
     if isinstance(source, np.ndarray):
         return source, False
-    raise DataError(
-        f"{name} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path"
-    )
+    tensor = source.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy(), True
 
 
 def _channels_last(

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
 )
 
 from usfan.data.arrays import one_image
@@ -44,15 +43,18 @@ def read_dataset(
         )
     if isinstance(source, DataLoader) and isinstance(source.sampler, WHOLE):
         source = source.dataset
+    has_items = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if not has_items or isinstance(source, IterableDataset):
+        if not isinstance(source, Iterable):
+            raise DataError(
+                f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths"
+            )
+        source = _items(source, name)
+    if len(source) == 0:
+        raise DataError(f"{name} holds no images")
     if hasattr(source, "features") and hasattr(source, "column_names"):
         return from_hugging_face(source, classes, name)
-    if hasattr(source, "__getitem__") and not isinstance(source, IterableDataset):
-        return from_dataset(source, classes, name)
-    if isinstance(source, Iterable):
-        return from_iterable(source, classes, name)
-    raise DataError(
-        f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths"
-    )
+    return from_dataset(source, classes, name)
 
 
 def from_dataset(
@@ -61,7 +63,7 @@ def from_dataset(
     name: str,
 ) -> Content:
     """Labels come from `.targets` or `.labels` if the dataset has them; else every item is read once."""
-    count = _length(source, name)
+    count = len(source)
     whole = source
     rows: Sequence[int] = range(count)
     while isinstance(whole, Subset):
@@ -74,36 +76,28 @@ def from_dataset(
     table = _label_list(whole)
     if table is None:
         table = _labels_of_items(source, count, name)
-    elif whole is not source:
+    else:
         table = [table[i] for i in rows]
     classes = classes or getattr(whole, "classes", None) or None
     return images, _labels(table, classes, count, name)
 
 
-def from_iterable(
-    source: Iterable[Any],
-    classes: Sequence[str] | None,
-    name: str,
-) -> Content:
-    """Images, `(image, label)` pairs, or batches of them, read once and held as uint8 in memory."""
-    images: list[Any] = []
-    values: list[Any] = []
+def _items(source: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
+    """Images with their labels or None, of single items or batches of them: read once, and held as uint8."""
+    items: list[tuple[Any, Any]] = []
     size = 0
     for image, label in _single_items(source):
-        if isinstance(image, (np.ndarray, torch.Tensor)):
-            image = one_image(image, f"{name}[{len(images)}]")
+        if isinstance(image, (np.ndarray, Tensor)):
+            image = one_image(image, f"{name}[{len(items)}]")
             size += image.nbytes
         else:
             size += 3 * math.prod(getattr(image, "size", (1,)))
-        images.append(image)
+        items.append((image, label))
         if size > MOST_BYTES:
             raise DataError(
-                f"{name} gave {len(images)} images, {size >> 30} GiB, and no end: write them to a folder"
+                f"{name} gave {len(items)} images, {size >> 30} GiB, and no end: write them to a folder"
             )
-        values.append(label)
-    if not images:
-        raise DataError(f"{name} holds no images (a generator that was used up before?)")
-    return DatasetImages(images, name), _labels(values, classes, len(images), name)
+    return items
 
 
 def _single_items(source: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -123,7 +117,6 @@ def from_hugging_face(
     name: str,
 ) -> Content:
     """The image column and the class column are found by the type of their features, then by their usual names."""
-    count = _length(source, name)
     features = dict(source.features or {})
     image_column = _column(features, "Image", ("image", "img"), name)
     if image_column is None:
@@ -135,7 +128,7 @@ def from_hugging_face(
         return images, None
     if classes is None:
         classes = getattr(features[label_column], "names", None)
-    return images, _labels(list(source[label_column]), classes, count, name)
+    return images, _labels(list(source[label_column]), classes, len(source), name)
 
 
 def _column(
@@ -155,18 +148,6 @@ def _column(
             f"rename the one to use to '{subject}'"
         )
     return typed[0] if typed else None
-
-
-def _length(source: Any, name: str) -> int:
-    try:
-        count = len(source)
-    except TypeError:
-        raise DataError(
-            f"{name} has no length: give a dataset with `len` and indexing, or a list of its items"
-        ) from None
-    if count == 0:
-        raise DataError(f"{name} holds no images")
-    return count
 
 
 def _labels(
@@ -198,8 +179,6 @@ def _files(source: Any) -> list[str] | None:
 
 
 def _label_list(source: Any) -> Any:
-    if isinstance(source, TensorDataset):
-        return source.tensors[1] if len(source.tensors) > 1 else None
     if getattr(source, "target_transform", None) is not None:
         return None
     for attribute in ("targets", "labels"):
