@@ -74,12 +74,11 @@ def from_dataset(
     if files is not None:
         images = FileImages([files[i] for i in rows])
     table = _label_list(whole)
-    if table is None:
-        table = _labels_of_items(source, count, name)
-    else:
-        table = [table[i] for i in rows]
+    values = (
+        _labels_of_items(source, count, name) if table is None else [table[i] for i in rows]
+    )
     classes = classes or getattr(whole, "classes", None) or None
-    return images, _labels(table, classes, count, name)
+    return images, _labels(values, classes, count, name)
 
 
 def _items(source: Iterable[Any], name: str) -> list[tuple[Any, Any]]:

@@ -96,17 +96,9 @@ def _table(
         folders.append(common_folder(data.paths))
     table = torch.full((len(data),), NONE)
     for place, image, name in _rows(labels):
-        if positions and isinstance(image, (str, os.PathLike)):
-            path = os.path.expanduser(image)
-            candidates = [os.path.abspath(os.path.join(folder, path)) for folder in folders]
-            candidates = [path for path in candidates if path in positions]
-            if not candidates:
-                problem = f"{one_line(path)} is not an image of {data_name(data)}"
-                raise DataError(f"{place}{problem}: give labels of images in it")
-            check_root(candidates[:1], root, place)
-            position = positions[candidates[0]]
-        else:
-            position = _position(place, image, data)
+        position = _position(place, image, data, positions, folders)
+        if data.paths:
+            check_root([data.paths[position]], root, place)
         number = _class_number(place, name, model, open_set)
         previous = int(table[position])
         if previous not in (NONE, number):
@@ -139,19 +131,31 @@ def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
         yield place, item[0], str(item[1])
 
 
-def _position(place: str, image: ImageName, data: ImageData | Store) -> int:
+def _position(
+    place: str,
+    image: ImageName,
+    data: ImageData | Store,
+    positions: dict[str, int],
+    folders: list[str],
+) -> int:
+    """The position of an image, which is named by its path (from one of the folders) or its position."""
+    name = getattr(data, "name", "the data")
+    if positions and isinstance(image, (str, os.PathLike)):
+        path = os.path.expanduser(image)
+        for folder in folders:
+            position = positions.get(os.path.abspath(os.path.join(folder, path)))
+            if position is not None:
+                return position
+        problem = f"{one_line(path)} is not an image of {name}"
+        raise DataError(f"{place}{problem}: give labels of images in it")
     try:
         position = int(image)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         position = -1
-    if 0 <= position < len(data):
-        return position
-    expected = f"{data_name(data)} has images 0 to {len(data) - 1}"
-    raise DataError(f"{place}{expected}, no {image!r}")
-
-
-def data_name(data: ImageData | Store) -> str:
-    return data.name if isinstance(data, ImageData) else "the data"
+    if not 0 <= position < len(data):
+        expected = f"{name} has images 0 to {len(data) - 1}"
+        raise DataError(f"{place}{expected}, no {image!r}")
+    return position
 
 
 def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> int:
@@ -159,7 +163,7 @@ def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> i
     number = model.number(name)
     if number is not None:
         return number
-    if open_set and model.whatever_case(name) is None:
+    if open_set and not model.has_any([name]):
         return len(model.index)
     similar = model.similar(name)
     hint = (

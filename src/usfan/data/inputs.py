@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from usfan.data.decoding.decode import is_image_name
 from usfan.data.images import FileImages
 from usfan.data.labels import some
-from usfan.data.lists import check_root
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 
@@ -38,11 +37,10 @@ def open_inputs(
         raise DataError(
             "no image was given: name photographs, a folder or a list, or write paths to standard input"
         )
-    check_root(paths, root)
     if not any(os.path.isfile(path) for path in paths):
         raise DataError(f"no such image: {some(paths)}")
     name = inputs[0] if len(inputs) == 1 else f"{len(paths)} images"
-    return ImageData(FileImages(paths), name=name, strict=strict)
+    return ImageData(FileImages(paths), root=root, name=name, strict=strict)
 
 
 def _expanded(inputs: Iterable[str], standard_input: Iterable[str] | None) -> Iterator[str]:

@@ -54,13 +54,9 @@ class ClassNames:
         """The index of the class with exactly this name."""
         return self.index.get(canonical(name))
 
-    def whatever_case(self, name: str) -> str | None:
-        """The class with this name, if case does not count."""
-        return self.folded.get(canonical(name).casefold())
-
     def has_any(self, names: Iterable[str]) -> bool:
         """Whether one of the names is that of a class, whatever its case."""
-        return any(self.whatever_case(name) is not None for name in names)
+        return any(canonical(name).casefold() in self.folded for name in names)
 
     def similar(self, name: str) -> str | None:
         """The class that the user may have meant."""

@@ -64,7 +64,7 @@ class ImageData:
 
     Args:
         source: See above.
-        labels: One label per image, for arrays and sequences of paths.
+        labels: One label per image, if the source brings none.
         classes: Another order of the classes, or names for numbered labels.
         unlabelled: Ignore labels, and take folders of any name and depth.
         root: Folder that relative paths start from, and that no image may leave.
@@ -141,15 +141,14 @@ class ImageData:
         self, indices: Sequence[int] | Sequence[bool] | np.ndarray | Tensor
     ) -> ImageData:
         """The images at these positions, in this order; a boolean mask works too. The classes stay the same."""
-        index = torch.as_tensor(indices)
+        index = torch.as_tensor(indices).cpu()
         if index.dtype == torch.bool:
-            if index.shape != (len(self),):
-                shape = tuple(index.shape)
+            if len(index) != len(self):
                 raise DataError(
-                    f"a mask over {self.name} needs {len(self)} entries, not {shape}"
+                    f"a mask over {self.name} needs {len(self)} entries, not {len(index)}"
                 )
             index = index.nonzero()
-        index = index.to("cpu", torch.long).flatten()
+        index = index.long().flatten()
         if len(index) == 0:
             raise DataError(f"no images of {self.name} were chosen")
         if int(index.min()) < 0 or int(index.max()) >= len(self):
@@ -160,13 +159,11 @@ class ImageData:
         labels = None if self.labels is None else self.labels[index]
         return self._with(images=self.images.take(index.tolist()), labels=labels)
 
-    def without_labels(self) -> ImageData:
-        """The same images, unlabelled."""
-        return self._with(labels=None, classes=None)
-
-    def with_class_names(self, classes: Sequence[str]) -> ImageData:
-        """The same images without labels, which keep these names for a model that has none."""
-        return self._with(labels=None, classes=checked_classes(classes))
+    def without_labels(self, classes: Sequence[str] | None = None) -> ImageData:
+        """The same images, unlabelled; they keep these names for a model that has none."""
+        return self._with(
+            labels=None, classes=None if classes is None else checked_classes(classes)
+        )
 
     def for_model(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """`match_classes` if the labels are of the model's classes; the images without labels if no name is.
@@ -231,35 +228,36 @@ def _open(
 ) -> tuple[Images, Labels | None, str]:
     if labels is None and _is_pair(source):
         source, labels = source
+    images: Images
+    content = None
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
-    is_array = isinstance(source, (np.ndarray, torch.Tensor))
-    has_paths = _is_paths(source)
-    if labels is not None and not is_array and not has_paths:
-        raise DataError(
-            "labels= goes with arrays and sequences of paths; folders, lists and datasets bring their own"
-        )
     if isinstance(source, (str, os.PathLike)):
-        return _from_path(os.fspath(source), classes, root, name, unlabelled)
-    images: Images
-    if isinstance(source, FileImages):
-        return source, None, name or "files"
-    if has_paths:
+        images, content, name = _from_path(os.fspath(source), classes, root, name, unlabelled)
+    elif isinstance(source, FileImages):
+        name = name or "files"
+        images = source
+    elif _is_paths(source):
         name = name or "paths"
         entries = [
             lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
         ]
         images = FileImages(lists.paths_of(entries, os.getcwd(), root))
-    elif root is not None:
-        raise DataError("root= goes with folders, lists and paths, not with images in memory")
-    elif is_array:
+    elif isinstance(source, (np.ndarray, Tensor)):
         name = name or "array"
         images = ArrayImages(image_array(source, name), name)
     else:
         name = name or type(source).__name__
-        return *read_dataset(source, classes, name), name
-    table = None if labels is None else from_values(labels, classes, len(images), name)
-    return images, table, name
+        images, content = read_dataset(source, classes, name)
+    if isinstance(images, FileImages):
+        lists.check_root(images.paths, root)
+    elif root is not None:
+        raise DataError("root= goes with folders, lists and paths, not with images in memory")
+    if labels is not None:
+        if content is not None:
+            raise DataError(f"labels= goes with images that have none; {name} has its own")
+        content = from_values(labels, classes, len(images), name)
+    return images, content, name
 
 
 def _from_path(
@@ -268,7 +266,7 @@ def _from_path(
     root: str | None,
     name: str | None,
     unlabelled: bool,
-) -> tuple[Images, Labels | None, str]:
+) -> tuple[FileImages, Labels | None, str]:
     if not path:
         raise DataError(
             "the path of the data is empty: expected a folder, an image or a list file"
@@ -287,7 +285,6 @@ def _from_path(
     else:
         name = os.path.splitext(name)[0]
         paths, labels = lists.read(path, root, classes)
-    lists.check_root(paths, root)
     return FileImages(paths), labels, name
 
 

@@ -118,7 +118,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class Found:
+class Copy:
     """The copy of a benchmark on this machine, after the check."""
 
     benchmark: Benchmark

@@ -13,10 +13,9 @@ import numpy as np
 
 from usfan.data import folders, lists
 from usfan.data.benchmarks.archives import read_images
-from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Domain
-from usfan.data.labels import some
+from usfan.data.benchmarks.benchmark import Benchmark, Copy, Domain
 from usfan.data.sources import ImageData
-from usfan.errors import ConfigError, DataError, printable
+from usfan.errors import DataError, printable
 
 LIST_FOLDERS = ("", "splits", "image_list", "lists")
 """Folders below the root in which the list files of a `lists` benchmark may lie."""
@@ -94,8 +93,7 @@ def _listed(benchmark: Benchmark, base: Path, name: str) -> tuple[list[str], lis
 
 
 def load_domain(
-    benchmark: Benchmark,
-    root: Path,
+    copy: Copy,
     name: str,
     split: str | None = None,
     *,
@@ -106,39 +104,21 @@ def load_domain(
     `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
     classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
     """
+    benchmark = copy.benchmark
     domain = benchmark.domain(name)
-    if split not in (None, WHOLE, *domain.counts):
-        splits = ", ".join(domain.counts)
-        raise ConfigError(
-            f"{domain.name} of {benchmark.title} has no split {split!r}, but {splits}"
-        )
-    classes = benchmark.classes if classes is None else tuple(classes)
-    unknown = [name for name in classes if name not in benchmark.classes]
-    if unknown:
-        raise ConfigError(f"{benchmark.title} has no class {some(unknown)}")
-    base = find_base(benchmark, root)
-    place = find_place(benchmark, base, domain)
-    if place is None:
-        where = domain.homepage or benchmark.homepage
-        problem = missing_domain(base, domain)
-        raise DataError(f"{benchmark.title} at {root}: {problem}; it is published at {where}")
     names: list[str] = []
     parts: list[list[str] | np.ndarray] = []
-    for part in domain.counts:
-        if split not in (None, WHOLE, part):
-            continue
-        images, image_classes = read_split(benchmark, base, domain, place, part)
+    for part in domain.counts if split is None else [split]:
+        place = copy.places[domain.short]
+        images, image_classes = read_split(benchmark, copy.root, domain, place, part)
         parts.append(images)
         names += image_classes
     title = "/".join([benchmark.name, domain.name] + ([] if split is None else [split]))
-    chosen = np.flatnonzero(np.isin(names, classes))
-    if not chosen.size:
-        wanted = f"{len(classes)} classes asked for ({some(classes)})"
-        raise DataError(f"{title} holds no image of the {wanted}")
-    all_images = np.concatenate(parts) if len(parts) > 1 else np.asarray(parts[0])
-    if len(chosen) < len(all_images):
-        all_images = all_images[chosen]
-    return ImageData(all_images, [names[i] for i in chosen], classes=classes, name=title)
+    all_images = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    data = ImageData(all_images, names, classes=benchmark.classes, name=title)
+    if classes is None:
+        return data
+    return data.subset(np.isin(names, classes)).match_classes(classes)
 
 
 def missing_domain(base: Path, domain: Domain) -> str:

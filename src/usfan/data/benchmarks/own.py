@@ -10,7 +10,7 @@ from itertools import permutations
 from pathlib import Path
 
 from usfan.data import folders
-from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Domain, Found
+from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
 from usfan.data.benchmarks.layouts import class_folders
 from usfan.data.decoding.decode import is_image_name
 from usfan.data.labels import name_key, some
@@ -21,7 +21,7 @@ LONGEST = 60
 """Letters of a domain's name: two of them are in the name of a file."""
 
 
-def own_domains(root: str | Path) -> Found:
+def own_domains(root: str | Path) -> Copy:
     """The domains below `root`. A folder without images is no domain; nothing is decoded."""
     root = Path(root)
     where = printable(root, 300)
@@ -58,7 +58,7 @@ def own_domains(root: str | Path) -> Found:
     )
     held = {name: tuple(c for c in classes if c in images) for name, images in counts.items()}
     places = {name: root / name for name in counts}
-    return Found(benchmark, root, places, totals, classes, held=held)
+    return Copy(benchmark, root, places, totals, classes, held=held)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -78,11 +78,11 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def fitting(
-    domains: Found,
+    domains: Copy,
     pairs: Sequence[tuple[str, str]],
     setting: str,
     allow_classes: bool,
-) -> Found:
+) -> Copy:
     """The same domains, after a check that the classes of each pair fit the setting. `allow_classes` leaves out
     classes that not all of these domains have, in closed set."""
     if setting == "closed":
@@ -108,10 +108,10 @@ def fitting(
 
 
 def _closed(
-    domains: Found,
+    domains: Copy,
     pairs: Sequence[tuple[str, str]],
     allow_classes: bool,
-) -> Found:
+) -> Copy:
     held = {name: domains.held[name] for pair in pairs for name in pair}
     common = set(domains.classes).intersection(*held.values())
     union = set().union(*held.values())
