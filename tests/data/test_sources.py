@@ -63,7 +63,7 @@ def test_classes_fix_the_order(class_folder):
     data = ImageData(class_folder, classes=["cat", "dog", "apple", "Bike"])
     assert data.classes == ("cat", "dog", "apple", "Bike")
     assert data.labels.tolist() == [2, 2, 2, 3, 3, 3, 0, 0, 0]
-    with pytest.raises(DataError, match=r"1 class \(cat\) not among the classes given"):
+    with pytest.raises(DataError, match=r"1 class \(cat\) that the model does not know"):
         ImageData(class_folder, classes=["apple", "Bike"])
     with pytest.raises(DataError, match="more than once"):
         ImageData(class_folder, classes=["apple", "Bike", "cat", "cat"])

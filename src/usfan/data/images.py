@@ -10,13 +10,14 @@ import copy
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from PIL import Image
 
 from usfan.data.arrays import one_image
 from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, decode_file
+from usfan.data.labels import LabelValues
 from usfan.errors import DataError
 
 CONTENT_SAMPLES = 32
@@ -40,6 +41,15 @@ class Images(Protocol):
 
     def digest(self) -> str:
         """A hex digest of the content."""
+
+
+class Content(NamedTuple):
+    """What a source brings."""
+
+    images: Images
+    labels: LabelValues | None = None
+    classes: Sequence[str] | None = None
+    """The names of numbered labels."""
 
 
 class FileImages:
@@ -130,20 +140,14 @@ class ArrayImages(SelectedImages):
 class DatasetImages(SelectedImages):
     """Pictures that a dataset object hands out, one item at a time: `dataset[i]` is an image, a tuple or a dict."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        name: str,
-        column: str | None = None,
-    ) -> None:
+    def __init__(self, dataset: Any, name: str) -> None:
         super().__init__(name, len(dataset))
         self.dataset = dataset
-        self.column = column
 
     def picture(self, i: int, channels: int) -> Image.Image:
         where = self.where(i)
         try:
-            image, _ = image_and_label(self.dataset[int(self.indices[i])], self.column)
+            image, _ = image_and_label(self.dataset[int(self.indices[i])])
             return as_picture(image, where, channels)
         except BROKEN_FILE as error:
             raise UnreadableImage(where, str(error) or type(error).__name__) from error
@@ -153,7 +157,7 @@ class DatasetImages(SelectedImages):
         hashed = blake2b(f"{len(self)}".encode(), digest_size=16)
         fingerprint = getattr(self.dataset, "_fingerprint", None)
         if isinstance(fingerprint, str):
-            hashed.update(f"{fingerprint}{self.column}{self.indices.tolist()}".encode())
+            hashed.update(f"{fingerprint}{self.indices.tolist()}".encode())
             return hashed.hexdigest()
         for i in range(len(self)):
             try:
@@ -164,14 +168,14 @@ class DatasetImages(SelectedImages):
         return hashed.hexdigest()
 
 
-def image_and_label(item: Any, column: str | None = None) -> tuple[Any, Any]:
+def image_and_label(item: Any) -> tuple[Any, Any]:
     """The image in an item of a dataset, and its label or None."""
     if isinstance(item, (tuple, list)) and item:
         return item[0], item[1] if len(item) > 1 else None
     if not isinstance(item, dict):
         return item, None
     label = item.get("label", item.get("labels"))
-    for name in (column,) if column else ("image", "img", "pixel_values", "jpg", "png"):
+    for name in ("image", "img", "pixel_values", "jpg", "png"):
         if name in item:
             return item[name], label
     if "bytes" in item or "path" in item:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import is_image_name, one_line
-from usfan.data.labels import Labels, from_names, from_values
 from usfan.errors import DataError
 from usfan.files import read_named
 
@@ -111,19 +110,14 @@ def _column(cells: Sequence[str], names: Sequence[str]) -> int:
     return next((cells.index(name) for name in names if name in cells), len(cells))
 
 
-def read(
-    file: str,
-    root: str | None,
-    classes: Sequence[str] | None,
-) -> tuple[list[str], Labels | None]:
+def read(file: str, root: str | None) -> tuple[list[str], list[str] | list[int] | None]:
     """Absolute paths and labels of a list file; every file is checked to be there."""
-    name = one_line(file)
     entries = entries_of(read_text(file), file)
     if not entries:
         raise DataError(
-            f"{name} is empty: expected lines of `path label` or `path`, or a table with these columns"
+            f"{one_line(file)} is empty: expected lines of `path label` or `path`, or a table with these columns"
         )
-    return paths_of(entries, os.path.dirname(file), root), _labels(entries, classes, name)
+    return paths_of(entries, os.path.dirname(file), root), _labels(entries)
 
 
 def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]:
@@ -181,17 +175,13 @@ def _is_path(word: str) -> bool:
     return "/" in word or os.sep in word or is_image_name(word)
 
 
-def _labels(
-    entries: list[Entry],
-    classes: Sequence[str] | None,
-    file: str,
-) -> Labels | None:
+def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
     words = [entry.label for entry in entries if entry.label is not None]
     if not words:
         return None
     if len(words) < len(entries):
         place = next(entry.place for entry in entries if entry.label is None)
         raise DataError(f"{place}no label, but other lines have one")
-    if not all(_NUMBER.fullmatch(word) for word in words):
-        return from_names(words, classes, file)
-    return from_values([int(word) for word in words], classes, len(words), file)
+    if all(_NUMBER.fullmatch(word) for word in words):
+        return [int(word) for word in words]
+    return words

@@ -17,16 +17,15 @@ from usfan.data import folders, lists
 from usfan.data.arrays import image_array
 from usfan.data.datasets import read_dataset
 from usfan.data.decoding.decode import is_image_name, one_line, to_tensor
-from usfan.data.images import ArrayImages, FileImages, Images
+from usfan.data.images import ArrayImages, Content, FileImages, Images
 from usfan.data.labels import (
     ClassNames,
     Labels,
     LabelValues,
     check_numbering,
     checked_classes,
-    from_names,
-    from_values,
     match,
+    read_labels,
     some,
 )
 from usfan.errors import DataError
@@ -99,15 +98,28 @@ class ImageData:
                 "unlabelled= says to ignore labels, and labels= gives some: choose one"
             )
         base = None if root is None else os.path.abspath(os.fspath(root))
-        names = None if unlabelled else classes
-        self.images, content, self.name = _open(source, labels, names, base, name, unlabelled)
+        if labels is None and _is_pair(source):
+            source, labels = source
+        self.name = name or _name_of(source)
+        self.images, values, names = _open(source, base, self.name, unlabelled)
+        if labels is not None and values is not None:
+            raise DataError(f"labels= goes with images that have none; {self.name} has its own")
+        values = values if labels is None else labels
         self.strict = strict
         self.unreadable = {}
         self.labels = None
         self.classes = None if classes is None else checked_classes(classes)
         self.named = True
-        if content is not None and not unlabelled:
+        if values is None or unlabelled:
+            return
+        content = read_labels(values, len(self), self.name)
+        if content is not None:
             self.labels, self.classes, self.named = content
+            names = names if classes is None else classes
+            if names is not None:
+                self.classes = checked_classes(names)
+                self.labels = match(content, self.classes, False, self.name)
+                self.named = True
 
     def _with(self, **fields: object) -> ImageData:
         """A copy with other fields."""
@@ -218,74 +230,56 @@ class ImageData:
         return self.images.digest()
 
 
-def _open(
-    source: Any,
-    labels: LabelValues | None,
-    classes: Sequence[str] | None,
-    root: str | None,
-    name: str | None,
-    unlabelled: bool,
-) -> tuple[Images, Labels | None, str]:
-    if labels is None and _is_pair(source):
-        source, labels = source
-    images: Images
-    content = None
+def _name_of(source: object) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        path = os.path.abspath(os.path.expanduser(source))
+        name = os.path.basename(path) or path
+        is_list = os.path.isfile(path) and not is_image_name(path)
+        return os.path.splitext(name)[0] if is_list else name
+    if isinstance(source, (np.ndarray, Tensor)):
+        return "array"
+    return "paths" if _is_paths(source) else type(source).__name__
+
+
+def _open(source: Any, root: str | None, name: str, unlabelled: bool) -> Content:
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
     if isinstance(source, (str, os.PathLike)):
-        images, content, name = _from_path(os.fspath(source), classes, root, name, unlabelled)
+        content = _from_path(os.fspath(source), root, unlabelled)
     elif isinstance(source, FileImages):
-        name = name or "files"
-        images = source
+        content = Content(source)
     elif _is_paths(source):
-        name = name or "paths"
         entries = [
             lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
         ]
-        images = FileImages(lists.paths_of(entries, os.getcwd(), root))
+        content = Content(FileImages(lists.paths_of(entries, os.getcwd(), root)))
     elif isinstance(source, (np.ndarray, Tensor)):
-        name = name or "array"
-        images = ArrayImages(image_array(source, name), name)
+        content = Content(ArrayImages(image_array(source, name), name))
     else:
-        name = name or type(source).__name__
-        images, content = read_dataset(source, classes, name)
-    if isinstance(images, FileImages):
-        lists.check_root(images.paths, root)
+        content = read_dataset(source, name)
+    if isinstance(content.images, FileImages):
+        lists.check_root(content.images.paths, root)
     elif root is not None:
         raise DataError("root= goes with folders, lists and paths, not with images in memory")
-    if labels is not None:
-        if content is not None:
-            raise DataError(f"labels= goes with images that have none; {name} has its own")
-        content = from_values(labels, classes, len(images), name)
-    return images, content, name
+    return content
 
 
-def _from_path(
-    path: str,
-    classes: Sequence[str] | None,
-    root: str | None,
-    name: str | None,
-    unlabelled: bool,
-) -> tuple[FileImages, Labels | None, str]:
+def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:
     if not path:
         raise DataError(
             "the path of the data is empty: expected a folder, an image or a list file"
         )
     path = os.path.abspath(os.path.expanduser(path))
-    name = name or os.path.basename(path) or path
-    labels = None
+    labels: LabelValues | None = None
     if os.path.isdir(path):
-        paths, names = folders.scan(path, unlabelled=unlabelled)
-        if names is not None:
-            labels = from_names(names, classes, name)
+        paths, labels = folders.scan(path, unlabelled=unlabelled)
     elif not os.path.isfile(path):
         raise DataError(f"no such folder, image or list file: {one_line(path)}")
     elif is_image_name(path):
         paths = [path]
     else:
-        name = os.path.splitext(name)[0]
-        paths, labels = lists.read(path, root, classes)
-    return FileImages(paths), labels, name
+        paths, labels = lists.read(path, root)
+    return Content(FileImages(paths), labels)
 
 
 def _is_pair(source: object) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from usfan.data import folders, lists
+from usfan.data import folders
 from usfan.data.benchmarks.archives import read_images
 from usfan.data.benchmarks.benchmark import Benchmark, Copy, Domain
 from usfan.data.sources import ImageData
@@ -81,9 +81,10 @@ def _listed(benchmark: Benchmark, base: Path, name: str) -> tuple[list[str], lis
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise DataError(f"the list {name} is missing")
-    paths, labels = lists.read(str(file), str(base), benchmark.classes)
+    data = ImageData(file, root=base, classes=benchmark.classes)
+    paths = data.paths or []
     names = [Path(path).parent.name for path in paths]
-    numbers = [] if labels is None else labels.labels.tolist()
+    numbers = [] if data.labels is None else data.labels.tolist()
     for path, class_name, number in zip(paths, names, numbers, strict=False):
         expected = benchmark.classes[number]
         if class_name in benchmark.classes and class_name != expected:
