@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from usfan.data.benchmarks.catalogue import benchmark
-from usfan.data.benchmarks.layout_check import check
-from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.benchmarks.layouts import check, load_domain
 from usfan.data.store import Store
 from usfan.engine.features import BackboneAlone, features_of
 from usfan.engine.passes import engine_store

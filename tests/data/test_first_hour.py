@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 import usfan
 from tiny_models import tiny_model
 from usfan.data import datasets
-from usfan.data.class_file import read_classes
+from usfan.data.lists import read_classes
 from usfan.errors import ConfigError, DataError
 
 

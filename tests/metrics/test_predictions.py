@@ -14,7 +14,7 @@ from PIL import Image
 import usfan
 from tiny_models import tiny_model
 from usfan.data.decoding import decode
-from usfan.data.inputs import open_inputs
+from usfan.data.sources import open_inputs
 from usfan.data.stream import NothingReadable
 from usfan.errors import DataError
 from usfan.metrics.predictions import COLUMNS, as_json, prediction_records, write_predictions
@@ -159,16 +159,15 @@ def test_a_photograph_of_108_megapixels(model, tmp_path):
 
 
 def test_only_plain_jpegs_are_decoded_smaller(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)  # Pillow refuses at twice as many
+    monkeypatch.setattr(decode, "MAX_PIXELS", 2000)
     picture = Image.linear_gradient("L").resize((80, 60)).convert("RGB")
     picture.save(tmp_path / "a.jpg")
     picture.save(tmp_path / "b.jpg", progressive=True)
     picture.save(tmp_path / "c.png")
-    assert decode.decode_file(str(tmp_path / "a.jpg")).size == (20, 15)
+    assert decode.decode_file(str(tmp_path / "a.jpg")).size == (40, 30)
     for name in ("b.jpg", "c.png"):
         with pytest.raises(decode.UnreadableImage, match="too large"):
             decode.decode_file(str(tmp_path / name))
-    monkeypatch.setattr(decode, "MAX_JPEG_PIXELS", 4000)
-    with pytest.raises(decode.UnreadableImage, match="too large: 80x60"):
+    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
+    with pytest.raises(decode.UnreadableImage, match="too large: 40x30"):
         decode.decode_file(str(tmp_path / "a.jpg"))

@@ -88,7 +88,6 @@ ALLOWED = {
     "data/benchmarks/archives.py loadmat": "after the sizes were compared",
     "data/benchmarks/catalogue.py read_text": "the package's own",
     "data/lists.py read_text": "by `read_named`",
-    "data/class_file.py read_text": "by `read_named`",
     "data/few_labels.py read_text": "by `read_named`",
     "models/backbones.py torch.load": "weights only, after the sizes were compared",
     "models/backbones.py zipfile.ZipFile": "to compare sizes",

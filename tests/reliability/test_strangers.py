@@ -913,7 +913,7 @@ def test_a_history_that_the_guard_cannot_use_is_refused(damage):
 
 
 def test_class_names_of_a_device_or_of_much(tmp_path):
-    from usfan.data.class_file import read_classes
+    from usfan.data.lists import read_classes
 
     with pytest.raises(DataError, match="not a regular file"):
         read_classes("/dev/zero")

@@ -267,7 +267,7 @@ def predict(
         coverage: Share of the images that get a label; the others abstain.
     """
     from usfan.cli.edges import load_model, must_be_a_file, open_runtime, say_skipped
-    from usfan.data.inputs import open_inputs
+    from usfan.data.sources import open_inputs
     from usfan.metrics.predictions import write_predictions
     from usfan.progress import bar, say
 

@@ -40,27 +40,22 @@ def open_store(
     """
     device = torch.device(device)
     shape = (channels, size, size)
-    decoded = 0
+    readable: set[int] = set()
 
     def batches(skips: Skips) -> Iterator[Tensor]:
-        nonlocal decoded
-        skipped: list[Skipped] = []
-        readable: set[int] = set()
         for index, pixels in stream(
             data,
             size=size,
             channels=channels,
             batch_size=row_cache.CHECKED,
             workers=workers,
-            skipped=skipped,
             progress=progress,
         ):
             readable.update(index.tolist())
-            decoded += len(index)
             yield pixels
-        lost = [position for position in range(len(data)) if position not in readable]
-        for position, entry in zip(lost, skipped, strict=True):
-            skips.append((position, entry.reason))
+        for position in range(len(data)):
+            if position not in readable:
+                skips.append((position, data.unreadable[data.where(position)]))
 
     if cache_dir is None:
         place = choose_place(len(data) * channels * size * size, device)
@@ -76,7 +71,7 @@ def open_store(
     key = row_cache.digest(settings)
     cache = RowCache(row_cache.cache_folder(cache_dir), key, len(data), shape, torch.uint8)
     values, skips = cache.read_or_build(device, batches)
-    if progress is not None and not decoded:
+    if progress is not None and not readable:
         progress(len(data))
     return _store(data, values, skips, key)
 

@@ -17,7 +17,6 @@ from torch.utils.data import (
     Subset,
 )
 
-from usfan.data.arrays import one_image
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.images import (
     BROKEN_FILE,
@@ -26,6 +25,7 @@ from usfan.data.images import (
     FileImages,
     Images,
     image_and_label,
+    one_image,
 )
 from usfan.errors import DataError
 

@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import is_image_name, one_line
+from usfan.data.labels import checked_classes
 from usfan.errors import DataError
-from usfan.files import read_named
+from usfan.files import parse_json, read_named
 
 _LINE = re.compile(r"(?P<path>.*?)[ \t]+(?P<word>[^ \t]+)")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
@@ -185,3 +186,25 @@ def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
     if all(_NUMBER.fullmatch(word) for word in words):
         return [int(word) for word in words]
     return words
+
+
+def read_classes(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The names of a text file (one per line), a JSON list, or a JSON table: torchvision's `class_to_idx`, or numbers
+    to names."""
+    text = read_text(str(path), "one class name per line")
+    if text.lstrip()[:1] not in ("[", "{"):
+        return checked_classes(line.strip() for line in text.splitlines() if line.strip())
+    name = one_line(str(path))
+    try:
+        value = parse_json(text.encode())
+    except ValueError:
+        raise DataError(f"{name} looks like JSON, but cannot be read as such") from None
+    if isinstance(value, dict):
+        numbers = {str(number): name for name, number in value.items()}
+        table = value if "0" in value else numbers
+        value = [table.get(str(number)) for number in range(len(table))]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise DataError(
+            f"{name} must hold class names: a list, or a table of names and numbers that count from 0"
+        )
+    return checked_classes(value)

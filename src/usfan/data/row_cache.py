@@ -114,24 +114,21 @@ class RowCache:
                 skips, checksums = self._read_header(folder)
                 with folder.open(self.table.name) as file:
                     table = self._map(file, self.count - len(skips))
+            rows = table
+            step = max(1, len(checksums) // SAMPLED)
+            place = choose_place(self.size(len(table)), device)
+            if place is not None:
+                rows = torch.empty_like(table, device=place)
+                step = 1
+            for number in {*range(0, len(checksums), step), len(checksums) - 1}:
+                block = slice(number * CHECKED, (number + 1) * CHECKED)
+                if zlib.crc32(_bytes_of(table[block])) != checksums[number]:
+                    raise ArtifactError("its rows are damaged")
+                if rows is not table:
+                    rows[block] = table[block]
         except ArtifactError as error:
             _log.warning("building the cache file %s again: %s", self.table, error)
             return None
-        rows = table
-        step = max(1, len(checksums) // SAMPLED)
-        place = choose_place(self.size(len(table)), device)
-        if place is not None:
-            rows = torch.empty_like(table, device=place)
-            step = 1
-        for number in {*range(0, len(checksums), step), len(checksums) - 1}:
-            block = slice(number * CHECKED, (number + 1) * CHECKED)
-            if zlib.crc32(_bytes_of(table[block])) != checksums[number]:
-                _log.warning(
-                    "building the cache file %s again: its rows are damaged", self.table
-                )
-                return None
-            if rows is not table:
-                rows[block] = table[block]
         return rows, skips
 
     def _read_header(self, folder: Folder) -> tuple[Skips, list[int]]:

@@ -198,10 +198,10 @@ class RunFolder:
             )
         if before is not None:
             self._check_same_run(before, resume)
-        self._folder.remove_parts()
+        remove_parts_of(self._folder.fd)
         if self._folder.kind(CHECKPOINTS) != "missing":
             with self._folder.inner(CHECKPOINTS) as inner:
-                inner.remove_parts()
+                remove_parts_of(inner.fd)
         mend_log(self._folder)
         if before is None:
             write_yaml(self.path / CONFIG, self.config)

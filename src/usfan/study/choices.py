@@ -14,7 +14,7 @@ from usfan.config import AdaptConfig, TrainConfig, convert, make_config
 from usfan.config_checks import at_least, check_seed
 from usfan.data.benchmarks.benchmark import Copy
 from usfan.data.benchmarks.catalogue import benchmark
-from usfan.data.benchmarks.layout_check import check
+from usfan.data.benchmarks.layouts import check
 from usfan.data.benchmarks.own import own_domains
 from usfan.errors import ConfigError
 from usfan.models.backbones import offline_weights

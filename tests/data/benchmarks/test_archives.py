@@ -5,8 +5,7 @@ import pytest
 
 import lookalikes
 from usfan.data.benchmarks.catalogue import benchmark
-from usfan.data.benchmarks.layout_check import check
-from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.benchmarks.layouts import check, load_domain
 from usfan.errors import DataError
 
 NINE = ("airplane", "automobile", "bird", "cat", "deer", "dog", "horse", "ship", "truck")

@@ -9,8 +9,7 @@ import pytest
 import lookalikes
 from usfan.config import AdaptConfig, TrainConfig, make_config
 from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark
-from usfan.data.benchmarks.layout_check import check
-from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.benchmarks.layouts import check, load_domain
 from usfan.errors import ConfigError, DataError
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"

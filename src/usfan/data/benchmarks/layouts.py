@@ -1,4 +1,4 @@
-"""Finding and reading a benchmark's copy on disk, by its layout.
+"""Finding, checking and reading a benchmark's copy on disk, by its layout.
 
 - `folders`: domain/class/image.
 - `lists`: the same, with `domain_train.txt` and `domain_test.txt` that say which images count, and in which split.
@@ -6,6 +6,7 @@
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import numpy as np
 
 from usfan.data import folders
 from usfan.data.benchmarks.archives import read_images
-from usfan.data.benchmarks.benchmark import Benchmark, Copy, Domain
+from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
+from usfan.data.labels import class_count
 from usfan.data.sources import ImageData
 from usfan.errors import DataError, printable
 
@@ -91,6 +93,65 @@ def _listed(benchmark: Benchmark, base: Path, name: str) -> tuple[list[str], lis
             image = f"{class_name}/{Path(path).name}"
             raise DataError(f"{name}: {image} has the label {number} of the class {expected!r}")
     return paths, names
+
+
+def check(
+    benchmark: Benchmark,
+    root: Path,
+    *,
+    allow_counts: bool = False,
+    allow_classes: bool = False,
+) -> Copy:
+    """Compare the copy of a benchmark below `root` with the catalogue, before anything is run.
+
+    One `DataError` names all that is missing, unexpected or miscounted. `allow_counts` lets other counts pass,
+    `allow_classes` missing classes and other counts: the result notes them.
+    """
+    base = find_base(benchmark, root)
+    places: dict[str, Path] = {}
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    notes: list[str] = []
+    lacking = notes if allow_classes else problems
+    other_counts = notes if allow_counts or allow_classes else problems
+    classes = benchmark.classes
+    for domain in benchmark.domains:
+        place = find_place(benchmark, base, domain)
+        if place is None:
+            missing = missing_domain(base, domain)
+            if domain.optional:
+                notes.append(f"{missing}; it is published at {domain.homepage}")
+            else:
+                problems.append(missing)
+            continue
+        images: Counter[str] = Counter()
+        for split, count in domain.counts.items():
+            try:
+                names = read_split(benchmark, base, domain, place, split)[1]
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            images.update(names)
+            where = domain.name if split == WHOLE else f"{domain.name} ({split})"
+            known = {*names, *domain.absent.get(split, ())}
+            absent = [name for name in benchmark.classes if name not in known]
+            strange = sorted(set(names) - set(benchmark.classes))
+            if strange:
+                text = (
+                    f"{where} has {class_count(strange)} that {benchmark.title} does not have"
+                )
+                problems.append(f"{text}, and lacks {class_count(absent)} (renamed?)")
+            elif absent:
+                lacking.append(f"{where} lacks {class_count(absent)}")
+            if len(names) != count:
+                other_counts.append(f"{where} holds {len(names)} images, {count} expected")
+        places[domain.short] = place
+        counts[domain.short] = images.total()
+        classes = tuple(name for name in classes if name in images)
+    if problems:
+        source = f"the data set is published at {benchmark.homepage}"
+        raise DataError(f"{benchmark.title} at {root}: {'; '.join(problems)}; {source}")
+    return Copy(benchmark, base, places, counts, classes, tuple(notes))
 
 
 def load_domain(
