@@ -127,7 +127,7 @@ def train(
             metrics: dict[str, object] = {
                 "classes": len(model.classes),
                 "images": len(data),
-                "skipped": len(unreadable_images(data)),
+                "skipped": len(data.unreadable),
             }
             if output.private:
                 folder.withhold()
@@ -407,14 +407,9 @@ def save_adaptation(
     folder.drop_checkpoints()
 
 
-def unreadable_images(data: ImageData | Store) -> dict[str, str]:
-    """Path and reason of the images that could not be read."""
-    return dict(data.skipped) if isinstance(data, Store) else data.unreadable
-
-
 def log_skipped(folder: RunFolder, data: ImageData | Store) -> None:
     """Record the images that could not be read, by their paths below the data, because a log may be shared."""
-    unreadable = unreadable_images(data)
+    unreadable = data.unreadable
     if unreadable:
         root = common_folder(data.paths) if data.paths else ""
         files = {below(path, root) if root else path: why for path, why in unreadable.items()}

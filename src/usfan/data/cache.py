@@ -20,7 +20,7 @@ from usfan.data.memory import choose_place
 from usfan.data.row_cache import RowCache, Skips
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.data.stream import Skipped, stream
+from usfan.data.stream import stream
 
 
 def open_store(
@@ -82,13 +82,11 @@ def _store(
     skips: Skips,
     key: str | None,
 ) -> Store:
-    skipped = [Skipped(data.where(position), reason) for position, reason in skips]
-    if skipped and data.strict:
-        raise UnreadableImage(*skipped[0])
-    data.unreadable.update(skipped)
-    readable = torch.ones(len(data), dtype=torch.bool)
-    readable[[position for position, _ in skips]] = False
-    positions = readable.nonzero().flatten()
-    labels = None if data.labels is None else data.labels[positions]
-    paths = None if data.paths is None else [data.paths[i] for i in positions.tolist()]
-    return Store(values, positions, labels, data.classes, paths, skipped, key)
+    unreadable = {data.where(position): reason for position, reason in skips}
+    if unreadable and data.strict:
+        raise UnreadableImage(*next(iter(unreadable.items())))
+    data.unreadable.update(unreadable)
+    lost = {position for position, _ in skips}
+    positions = torch.tensor([i for i in range(len(data)) if i not in lost])
+    part = data.subset(positions)
+    return Store(values, positions, part.labels, data.classes, part.paths, unreadable, key)

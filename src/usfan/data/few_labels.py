@@ -17,7 +17,7 @@ from torch import Tensor
 from usfan.data.decoding.decode import one_line
 from usfan.data.images import common_folder
 from usfan.data.labels import ClassNames, some
-from usfan.data.lists import check_root, entries_of, read_text
+from usfan.data.lists import absolute, check_root, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.errors import DataError
@@ -91,7 +91,7 @@ def _table(
     positions = {path: position for position, path in enumerate(data.paths or ())}
     folders = [os.getcwd()]
     if isinstance(labels, (str, os.PathLike)):
-        folders.insert(0, os.path.dirname(_absolute(labels)))
+        folders.insert(0, os.path.dirname(absolute(labels)))
     if data.paths:
         folders.append(common_folder(data.paths))
     table = torch.full((len(data),), NONE)
@@ -113,7 +113,7 @@ def _table(
 def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
     """Place, image and class name of the labels in a file, a mapping or pairs."""
     if isinstance(labels, (str, os.PathLike)):
-        file = _absolute(labels)
+        file = absolute(labels)
         for place, path, name in entries_of(read_text(file), os.path.basename(file)):
             if name is not None:
                 yield place, path, name
@@ -170,7 +170,3 @@ def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> i
         f"did you mean {similar}?" if similar else f"its classes are {some(list(model.index))}"
     )
     raise DataError(f"{place}the model has no class {one_line(name)}: {hint}")
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))

@@ -136,6 +136,10 @@ def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]
     return paths
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
 def inside(path: str, root: str) -> bool:
     """Whether a path stays below the root once links and `..` are followed."""
     if "\0" in path:

@@ -161,13 +161,10 @@ class ImageData:
                 )
             index = index.nonzero()
         index = index.long().flatten()
-        if len(index) == 0:
+        if not len(index):
             raise DataError(f"no images of {self.name} were chosen")
         if int(index.min()) < 0 or int(index.max()) >= len(self):
-            last = len(self) - 1
-            raise DataError(
-                f"{self.name} has {len(self)} images: positions must be from 0 to {last}"
-            )
+            raise DataError(f"{self.name} has images 0 to {len(self) - 1}, and no others")
         labels = None if self.labels is None else self.labels[index]
         return self._with(images=self.images.take(index.tolist()), labels=labels)
 
@@ -232,10 +229,8 @@ class ImageData:
 
 def _name_of(source: object) -> str:
     if isinstance(source, (str, os.PathLike)):
-        path = os.path.abspath(os.path.expanduser(source))
-        name = os.path.basename(path) or path
-        is_list = os.path.isfile(path) and not is_image_name(path)
-        return os.path.splitext(name)[0] if is_list else name
+        path = lists.absolute(source)
+        return os.path.basename(path) or path
     if isinstance(source, (np.ndarray, Tensor)):
         return "array"
     return "paths" if _is_paths(source) else type(source).__name__
@@ -269,7 +264,7 @@ def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:
         raise DataError(
             "the path of the data is empty: expected a folder, an image or a list file"
         )
-    path = os.path.abspath(os.path.expanduser(path))
+    path = lists.absolute(path)
     labels: LabelValues | None = None
     if os.path.isdir(path):
         paths, labels = folders.scan(path, unlabelled=unlabelled)
@@ -316,12 +311,9 @@ def open_inputs(
     paths: list[str] = []
     for path in _expanded(inputs, standard_input):
         if is_image_name(path) and not os.path.isdir(path):
-            paths.append(os.path.abspath(os.path.expanduser(path)))
+            paths.append(lists.absolute(path))
             continue
-        data = ImageData(path, unlabelled=True, root=root, strict=strict)
-        if len(inputs) == 1 and path == inputs[0]:
-            return data
-        paths += data.paths or []
+        paths += ImageData(path, unlabelled=True, root=root).paths or []
     if not paths:
         raise DataError(
             "no image was given: name photographs, a folder or a list, or write paths to standard input"

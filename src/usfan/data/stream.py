@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +21,6 @@ no limit on time and memory holds."""
 MOST_WORKERS = 8
 
 
-class Skipped(NamedTuple):
-    """An image that could not be decoded, and why."""
-
-    path: str
-    reason: str
-
-
 class NothingReadable(DataError):
     """Not one of the images asked for can be decoded."""
 
@@ -40,15 +32,12 @@ def stream(
     channels: int = 3,
     batch_size: int = 64,
     workers: int | None = None,
-    indices: Sequence[int] | Tensor | None = None,
-    skipped: list[Skipped] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in the order of `indices` (all, if None).
+    """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in order.
 
-    Images are squashed to size×size. All batches but the last are full. Unreadable images are left out, appended to
-    `skipped` and noted in `data.unreadable`; with `data.strict` the first one is raised, and when none can be read
-    `NothingReadable` is.
+    Images are squashed to size×size. All batches but the last are full. Unreadable images are left out and noted in
+    `data.unreadable`; with `data.strict` the first one is raised, and when none can be read `NothingReadable` is.
     Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
     where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
@@ -58,26 +47,20 @@ def stream(
         raise DataError(f"size and batch_size must be at least 1, not {size} and {batch_size}")
     if channels not in (1, 3):
         raise DataError(f"channels must be 1 or 3, not {channels}")
-    order = list(range(len(data))) if indices is None else [int(i) for i in indices]
-    if order and not 0 <= min(order) <= max(order) < len(data):
-        raise DataError(
-            f"{data.name} has {len(data)} images: indices must be from 0 to {len(data) - 1}"
-        )
-    processes = worker_count(data, len(order), workers)
-    lost: list[Skipped] = [] if skipped is None else skipped
-    before = len(lost)
+    processes = worker_count(data, workers)
+    lost = 0
     index: list[int] = []
     batch: list[bytes | bytearray] = []
-    with closing(_pictures(data.images, order, size, channels, processes)) as pictures:
-        for position, picture in zip(order, pictures, strict=True):
+    with closing(_pictures(data.images, size, channels, processes)) as pictures:
+        for position, picture in enumerate(pictures):
             if progress is not None:
                 progress(1)
             if isinstance(picture, str):
                 where = data.where(position)
                 if data.strict:
                     raise UnreadableImage(where, picture)
-                lost.append(Skipped(where, picture))
                 data.unreadable[where] = picture
+                lost += 1
                 continue
             index.append(position)
             batch.append(picture)
@@ -87,10 +70,10 @@ def stream(
                 batch = []
     if batch:
         yield torch.tensor(index), _tensor(batch, size, channels)
-    if order and len(lost) - before == len(order):
-        path, reason = lost[before]
+    if lost == len(data):
+        path = data.where(0)
         raise NothingReadable(
-            f"none of the {len(order)} images of {data.name} can be read: {one_line(path)} ({reason})"
+            f"none of the {lost} images of {data.name} can be read: {one_line(path)} ({data.unreadable[path]})"
         )
 
 
@@ -110,19 +93,15 @@ def report_skipped(
     return [*lines, f"skipped {len(unreadable)} unreadable {noun} of {total} images"]
 
 
-def worker_count(
-    data: ImageData,
-    count: int,
-    workers: int | None,
-) -> int:
-    """Number of processes that decode `count` images of the data; 0 is this process."""
+def worker_count(data: ImageData, workers: int | None) -> int:
+    """Number of processes that decode the images; 0 is this process."""
     if workers is not None and workers < 0:
         raise DataError(f"workers must be 0 or more, not {workers}")
     if not isinstance(data.images, FileImages):
         return 0
     if workers is not None:
         return workers
-    if count < SMALL:
+    if len(data) < SMALL:
         return 1
     cores = (
         os.sched_getaffinity(0)
@@ -140,21 +119,21 @@ def _tensor(batch: list[bytes | bytearray], size: int, channels: int) -> Tensor:
 
 def _pictures(
     images: Images,
-    order: list[int],
     size: int,
     channels: int,
     processes: int,
 ) -> Generator[bytes | bytearray | str, None, None]:
     """The C·S·S bytes of each image, or the reason why it cannot be read."""
     if processes and isinstance(images, FileImages):
-        paths = [images.paths[i] for i in order]
-        decoding = decode_in_processes(paths, size=size, channels=channels, workers=processes)
+        decoding = decode_in_processes(
+            images.paths, size=size, channels=channels, workers=processes
+        )
         with closing(decoding) as answers:
             yield from answers
     elif isinstance(images, ArrayImages) and images.fits(size, channels):
-        yield from map(images.planes, order)
+        yield from map(images.planes, range(len(images)))
     else:
-        for i in order:
+        for i in range(len(images)):
             try:
                 picture = planes(squared(images.picture(i, channels), size))
             except UnreadableImage as error:

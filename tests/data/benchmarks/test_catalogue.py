@@ -129,7 +129,7 @@ def test_a_copy_with_other_counts_passes_only_when_allowed(name, copies):
 def test_labels_are_the_catalogue_s(name, copies):
     data = load(name, copies(name), benchmark(name).domains[-1].short)
     assert data.classes == benchmark(name).classes
-    assert len(data) == 3 * len(data.classes)
+    assert len(data) == (2 if name == "domainnet" else 3) * len(data.classes)
     for i in (0, len(data) // 2, len(data) - 1):
         assert Path(data.paths[i]).parent.name == data.classes[data.labels[i]]
     assert data.load(0).shape == (3, lookalikes.SIDE, lookalikes.SIDE)
@@ -230,7 +230,7 @@ def test_classes_can_be_chosen(copies):
     target = load("office-home", copies("office-home"), "C", classes=split.target)
     matched = target.match_classes(source.classes, open_set=True)
     assert int((matched.labels == 25).sum()) == 120
-    with pytest.raises(DataError, match="no images of office-home/Art were chosen"):
+    with pytest.raises(DataError, match="no images of Art were chosen"):
         load("office-home", copies("office-home"), "A", classes=["Spaceship"])
 
 
@@ -259,7 +259,7 @@ def test_domainnet_lists_are_checked(own_copy):
         check(benchmark("domainnet"), root, allow_classes=True)
     message = str(caught.value)
     assert (
-        "clipart_train.txt: aircraft_carrier/clipart_000_000000.jpg has the label 7 of the class"
+        "aircraft_carrier/clipart_000_000000.jpg has the number 7, and aircraft_carrier"
         in message
     )
     assert "real/airplane/real_001_000000.jpg (1 of 4 files are missing)" in message

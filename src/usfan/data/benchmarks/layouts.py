@@ -10,9 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from usfan.data import folders
 from usfan.data.benchmarks.archives import read_images
 from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
 from usfan.data.labels import class_count
@@ -46,15 +43,15 @@ def find_place(benchmark: Benchmark, base: Path, domain: Domain) -> Path | None:
     return places[0] if places else None
 
 
-def class_folders(place: Path) -> tuple[list[str], list[str]]:
-    """The path and the class of every image below a folder of class folders."""
-    paths, names = folders.scan(str(place))
-    if names is None:
+def class_folders(place: Path) -> ImageData:
+    """The images below a folder of class folders."""
+    data = ImageData(place)
+    if data.labels is None:
         where = printable(place, 300)
         raise DataError(
             f"{where} holds images, but no class folders; expected {where}/class/*.jpg"
         )
-    return paths, names
+    return data
 
 
 def read_split(
@@ -63,36 +60,27 @@ def read_split(
     domain: Domain,
     place: Path,
     split: str,
-) -> tuple[list[str] | np.ndarray, list[str]]:
-    """The images of one split, as paths or pixels, and the class of each. No file is decoded."""
+) -> ImageData:
+    """The images of one split. Its classes are the benchmark's, or the folders that are there. No file is decoded."""
     if benchmark.layout == "folders":
         return class_folders(place)
-    if benchmark.layout == "lists":
-        return _listed(benchmark, base, f"{domain.name}_{split}.txt")
-    pixels, labels = read_images(place, split)
-    last = len(benchmark.classes) - 1
-    if labels.max(initial=0) > last:
-        limits = f"labels from 0 to {last} expected"
-        raise DataError(f"{domain.name} ({split}) has the label {labels.max()}, {limits}")
-    return pixels, [benchmark.classes[label] for label in labels.tolist()]
-
-
-def _listed(benchmark: Benchmark, base: Path, name: str) -> tuple[list[str], list[str]]:
-    """The paths of a published list, and their folders, whose labels must be those of the benchmark."""
+    if benchmark.layout == "arrays":
+        pixels, labels = read_images(place, split)
+        name = f"{domain.name} ({split})"
+        return ImageData(pixels, labels, classes=benchmark.classes, name=name)
+    name = f"{domain.name}_{split}.txt"
     files = (base / folder / name for folder in LIST_FOLDERS)
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise DataError(f"the list {name} is missing")
-    data = ImageData(file, root=base, classes=benchmark.classes)
-    paths = data.paths or []
-    names = [Path(path).parent.name for path in paths]
-    numbers = [] if data.labels is None else data.labels.tolist()
-    for path, class_name, number in zip(paths, names, numbers, strict=False):
-        expected = benchmark.classes[number]
-        if class_name in benchmark.classes and class_name != expected:
-            image = f"{class_name}/{Path(path).name}"
-            raise DataError(f"{name}: {image} has the label {number} of the class {expected!r}")
-    return paths, names
+    return ImageData(file, root=base).match_classes(benchmark.classes)
+
+
+def class_counts(data: ImageData) -> Counter[str]:
+    """The number of images of each class."""
+    assert data.labels is not None
+    classes = data.classes or ()
+    return Counter(classes[label] for label in data.labels.tolist())
 
 
 def check(
@@ -127,7 +115,7 @@ def check(
         images: Counter[str] = Counter()
         for split, count in domain.counts.items():
             try:
-                names = read_split(benchmark, base, domain, place, split)[1]
+                names = class_counts(read_split(benchmark, base, domain, place, split))
             except DataError as error:
                 problems.append(str(error))
                 continue
@@ -143,8 +131,8 @@ def check(
                 problems.append(f"{text}, and lacks {class_count(absent)} (renamed?)")
             elif absent:
                 lacking.append(f"{where} lacks {class_count(absent)}")
-            if len(names) != count:
-                other_counts.append(f"{where} holds {len(names)} images, {count} expected")
+            if names.total() != count:
+                other_counts.append(f"{where} holds {names.total()} images, {count} expected")
         places[domain.short] = place
         counts[domain.short] = images.total()
         classes = tuple(name for name in classes if name in images)
@@ -163,24 +151,18 @@ def load_domain(
 ) -> ImageData:
     """The images of one domain, labelled in the order of the catalogue's class list.
 
-    `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
-    classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
+    `split` is `train` (the default) or `test` if the domain has them. `classes` keeps only the images of these classes
+    and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
     """
     benchmark = copy.benchmark
     domain = benchmark.domain(name)
-    names: list[str] = []
-    parts: list[list[str] | np.ndarray] = []
-    for part in domain.counts if split is None else [split]:
-        place = copy.places[domain.short]
-        images, image_classes = read_split(benchmark, copy.root, domain, place, part)
-        parts.append(images)
-        names += image_classes
-    title = "/".join([benchmark.name, domain.name] + ([] if split is None else [split]))
-    all_images = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    data = ImageData(all_images, names, classes=benchmark.classes, name=title)
+    split = split or benchmark.train_split
+    data = read_split(benchmark, copy.root, domain, copy.places[domain.short], split)
     if classes is None:
-        return data
-    return data.subset(np.isin(names, classes)).match_classes(classes)
+        return data.match_classes(benchmark.classes)
+    data = data.match_classes(classes, open_set=True)
+    assert data.labels is not None
+    return data.subset(data.labels < len(classes))
 
 
 def missing_domain(base: Path, domain: Domain) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from usfan.data import folders
 from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
-from usfan.data.benchmarks.layouts import class_folders
+from usfan.data.benchmarks.layouts import class_counts, class_folders
 from usfan.data.decoding.decode import is_image_name
 from usfan.data.labels import name_key, some
 from usfan.errors import DataError, printable
@@ -33,7 +33,7 @@ def own_domains(root: str | Path) -> Copy:
             continue
         if place.is_dir():
             with contextlib.suppress(folders.NoImages):
-                counts[place.name] = Counter(class_folders(place)[1])
+                counts[place.name] = class_counts(class_folders(place))
         elif is_image_name(place.name):
             raise DataError(f"{where} holds images itself; {EXPECTED}")
     if len(counts) < 2:
