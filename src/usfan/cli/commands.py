@@ -183,7 +183,6 @@ def adapt(
         show_steps,
         output=workflow.Output(out, resume, private, record),
         labels=labels,
-        root=root,
     )
     if runtime.rank:
         return
@@ -223,7 +222,7 @@ def evaluate(
     images, record = open_data(data, root=root, strict=strict, unlabelled=labels is not None)
     classifier = load_model(model, module, uncertainty)
     if labels is not None:
-        images = only_labelled(images, labels, classifier.classes, root=root, open_set=open_set)
+        images = only_labelled(images, labels, classifier.classes, open_set=open_set)
     runtime = open_runtime(computing)
     record |= {"model": model, "labels": labels, "open_set": open_set}
     record["uncertainty"] = classifier.uncertainty.kind

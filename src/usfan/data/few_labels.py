@@ -17,7 +17,7 @@ from torch import Tensor
 from usfan.data.decoding.decode import one_line
 from usfan.data.images import common_folder
 from usfan.data.labels import ClassNames, some
-from usfan.data.lists import absolute, check_root, entries_of, read_text
+from usfan.data.lists import absolute, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.errors import DataError
@@ -42,17 +42,15 @@ def few_labels(
     data: ImageData | Store,
     classes: Sequence[str],
     *,
-    root: str | None = None,
     open_set: bool = False,
 ) -> Tensor:
     """LongTensor, one entry per image of `data`: an index into `classes`, or −1 for an image without a label.
 
-    With `root` no path may leave it. With `open_set`, other names are new classes, and get the index len(classes).
+    With `open_set`, other names are new classes, and get the index len(classes).
     """
-    if isinstance(labels, Tensor):
-        table = labels.detach().cpu().long()
-    else:
-        table = _table(labels, data, classes, root, open_set)
+    if not isinstance(labels, Tensor):
+        labels = _table(labels, data, classes, open_set)
+    table = labels.detach().cpu().long()
     if table.shape != (len(data),):
         raise DataError(
             f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(table.shape)}"
@@ -70,11 +68,10 @@ def only_labelled(
     labels: UserLabelSource,
     classes: Sequence[str],
     *,
-    root: str | None = None,
     open_set: bool = False,
 ) -> ImageData:
     """The images of `data` that the user labelled, with these labels."""
-    table = few_labels(labels, data, classes, root=root, open_set=open_set)
+    table = few_labels(labels, data, classes, open_set=open_set)
     labelled = table >= 0
     part = data.subset(labelled)
     return part._with(labels=table[labelled], classes=tuple(classes), named=True)
@@ -84,7 +81,6 @@ def _table(
     labels: object,
     data: ImageData | Store,
     classes: Sequence[str],
-    root: str | None,
     open_set: bool,
 ) -> Tensor:
     model = ClassNames(classes)
@@ -97,8 +93,6 @@ def _table(
     table = torch.full((len(data),), NONE)
     for place, image, name in _rows(labels):
         position = _position(place, image, data, positions, folders)
-        if data.paths:
-            check_root([data.paths[position]], root, place)
         number = _class_number(place, name, model, open_set)
         previous = int(table[position])
         if previous not in (NONE, number):

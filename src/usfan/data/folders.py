@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from usfan.budget import check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
@@ -20,18 +20,12 @@ class NoImages(DataError):
     """A folder without images."""
 
 
-class Folder(NamedTuple):
-    paths: list[str]
-    """Absolute, class by class, sorted within each."""
-    names: list[str] | None
-    """The class folder of each image; None for a flat folder."""
+def scan(folder: str, *, unlabelled: bool = False) -> tuple[list[str], list[str] | None]:
+    """The paths of the images, class by class, and the class folder of each; None for a flat folder.
 
-
-def scan(folder: str, *, unlabelled: bool = False) -> Folder:
-    """Find the images. Hidden files and folders are skipped; symbolic links are followed.
-
-    Class folders without images are skipped too. Images beside class folders are refused: they have no class.
-    With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
+    Hidden files and folders are skipped, class folders without images too; symbolic links are followed. Images beside
+    class folders are refused: they have no class. With `unlabelled` all images are taken, at any depth, and folder
+    names mean nothing (`DCIM/100CANON`).
     """
     beside: list[str] = []
     names: list[str] = []
@@ -49,14 +43,14 @@ def scan(folder: str, *, unlabelled: bool = False) -> Folder:
     if not beside and not paths:
         raise NoImages(_nothing(folder, others))
     if unlabelled or not paths:
-        return Folder(beside + paths, None)
+        return beside + paths, None
     if beside:
         first = one_line(os.path.basename(beside[0]))
         count = f"{len(beside)} images (such as {first}) beside {len(set(names))} class folders"
         advice = "move them into a class folder, or give a list file, or take all images without labels (unlabelled)"
         raise DataError(f"{one_line(folder)} holds {count}: {advice}")
     order = sorted(range(len(paths)), key=lambda i: (name_key(names[i]), paths[i]))
-    return Folder([paths[i] for i in order], [names[i] for i in order])
+    return [paths[i] for i in order], [names[i] for i in order]
 
 
 def _walk(top: str) -> Iterator[tuple[str, str]]:

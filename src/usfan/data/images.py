@@ -1,7 +1,7 @@
 """The pictures of an `ImageData`: in files, in an array, or in a dataset object.
 
-The three kinds share one small interface, `Images`. Each also names a bad picture (`where`), and can
-digest its content, which keys the cache.
+Each kind of `Images` gives a picture, upright, in mode RGB or L (`picture`), names a bad one by its file or place
+(`where`), takes some of the pictures (`take`), and digests its content (`digest`), which keys the cache.
 
 Arrays and tensors are N×H×W, N×H×W×C or N×C×H×W with C = 1 or 3; uint8, or floats in [0, 1].
 """
@@ -12,7 +12,7 @@ import copy
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,21 +29,6 @@ CONTENT_SAMPLES = 32
 
 BROKEN_FILE = (OSError, SyntaxError, Image.DecompressionBombError)
 """The errors that Pillow raises for broken files."""
-
-
-class Images(Protocol):
-    def __len__(self) -> int: ...
-
-    def picture(self, i: int, channels: int) -> Image.Image:
-        """Picture `i`, upright, in mode RGB or L."""
-
-    def where(self, i: int) -> str:
-        """The file, or the place in the dataset."""
-
-    def take(self, indices: Sequence[int]) -> Images: ...
-
-    def digest(self) -> str:
-        """A hex digest of the content."""
 
 
 class Content(NamedTuple):
@@ -81,7 +66,7 @@ class FileImages:
         folder = common_folder(self.paths)
         step = max(1, len(self.paths) // CONTENT_SAMPLES)
         for i, path in enumerate(self.paths):
-            hashed.update(os.fsencode(below(path, folder)))
+            hashed.update(os.fsencode(path.removeprefix(folder)))
             try:
                 status = os.stat(path)
                 hashed.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
@@ -129,8 +114,8 @@ class ArrayImages(SelectedImages):
 
     def planes(self, i: int) -> bytes:
         """The pixels channel by channel, of pictures that need no conversion."""
-        picture = self.pixels[self.indices[i]]
-        return np.moveaxis(picture, -1, 0).tobytes() if picture.ndim == 3 else picture.tobytes()
+        picture: np.ndarray = self.pixels[self.indices[i]]
+        return picture.tobytes() if picture.ndim == 2 else np.moveaxis(picture, -1, 0).tobytes()
 
     def digest(self) -> str:
         """Digest of the shape and every byte."""
@@ -171,6 +156,9 @@ class DatasetImages(SelectedImages):
         return hashed.hexdigest()
 
 
+Images = FileImages | ArrayImages | DatasetImages
+
+
 def image_and_label(item: Any) -> tuple[Any, Any]:
     """The image in an item of a dataset, and its label or None."""
     if isinstance(item, (tuple, list)) and item:
@@ -209,11 +197,6 @@ def common_folder(paths: list[str]) -> str:
     return os.path.commonpath([os.path.dirname(path) for path in paths])
 
 
-def below(path: str, folder: str) -> str:
-    """The part of an absolute path below a folder that holds it."""
-    return path[len(folder) :].lstrip(os.sep)
-
-
 def image_array(source: ArrayLike, name: str) -> np.ndarray:
     """uint8 N×H×W (grey) or N×H×W×3, from any of the layouts above. uint8 input is not copied.
 
@@ -237,7 +220,8 @@ def one_image(source: ArrayLike, where: str) -> np.ndarray:
         raise DataError(
             f"{where} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path"
         )
-    return image_array(source[None], where)[0]
+    image: np.ndarray = image_array(source[None], where)[0]
+    return image
 
 
 def _as_uint8(array: np.ndarray, name: str) -> np.ndarray:

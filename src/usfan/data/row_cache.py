@@ -65,14 +65,6 @@ class RowCache:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
-    def table(self) -> Path:
-        return self.folder / f"{self.key}.rows"
-
-    @property
-    def header(self) -> Path:
-        return self.folder / f"{self.key}.json"
-
     def size(self, count: int) -> int:
         """Bytes of so many rows."""
         return count * math.prod(self.shape) * self.dtype.itemsize
@@ -84,36 +76,46 @@ class RowCache:
     ) -> tuple[Tensor, Skips]:
         """The rows, on the device if they fit, and the skipped images. `batches` gives CHECKED rows at a time, and
         notes skipped images."""
+        table = self.folder / f"{self.key}.rows"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with Folder(self.folder, create=True) as folder, self._lock(folder):
+                rows = self._read(folder, device)
+                if rows is None:
+                    self._build(folder, batches)
+                    rows = self._read(folder, device)
         except OSError as error:
-            raise _cannot_write(error, self.folder) from error
-        with _locked(self.folder, f"{self.key}.lock") as is_locked:
-            rows = self.read(device)
-            if rows is not None:
-                return rows
-            if is_locked:
-                for part in self.folder.glob(f".{self.key}.*.part"):  # of killed builds
-                    part.unlink(missing_ok=True)
-            try:
-                self._build(batches)
-            except OSError as error:
-                raise _cannot_write(error, self.table) from error
-            rows = self.read(device)
+            advice = "free some space, or choose another folder (cache_dir, or the variable USFAN_CACHE)"
+            reason = f"cannot write the image cache: {error.strerror or error}; {advice}"
+            raise OSError(error.errno, reason, str(table)) from error
         if rows is None:
             reason = "the image cache cannot be read back right after it was written"
-            raise OSError(errno.EIO, reason, str(self.table))
+            raise OSError(errno.EIO, reason, str(table))
         return rows
 
-    def read(self, device: torch.device) -> tuple[Tensor, Skips] | None:
+    @contextlib.contextmanager
+    def _lock(self, folder: Folder) -> Iterator[None]:
+        """One builder at a time; others wait, then find the files. The system drops the lock of a process that dies,
+        and the next one removes what it left behind.
+
+        If files cannot be locked, two may build at once: each writes under a name of its own, and both end with the
+        same files.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.callback(os.close, folder.lock(f"{self.key}.lock", wait=True))
+                for name in folder.names():
+                    if name.startswith(f".{self.key}."):
+                        folder.remove(name)
+            yield
+
+    def _read(self, folder: Folder, device: torch.device) -> tuple[Tensor, Skips] | None:
         """The rows, in memory or mapped; None if there are none, or they are damaged. Links are not followed."""
-        if not os.path.lexists(self.header):
+        if folder.kind(f"{self.key}.json") == "missing":
             return None
         try:
-            with Folder(self.folder) as folder:
-                skips, checksums = self._read_header(folder)
-                with folder.open(self.table.name) as file:
-                    table = self._map(file, self.count - len(skips))
+            skips, checksums = self._read_header(folder)
+            with folder.open(f"{self.key}.rows") as file:
+                table = self._map(file, self.count - len(skips))
             rows = table
             step = max(1, len(checksums) // SAMPLED)
             place = choose_place(self.size(len(table)), device)
@@ -127,26 +129,27 @@ class RowCache:
                 if rows is not table:
                     rows[block] = table[block]
         except ArtifactError as error:
-            _log.warning("building the cache file %s again: %s", self.table, error)
+            _log.warning("building the cache file %s.rows again: %s", self.key, error)
             return None
         return rows, skips
 
     def _read_header(self, folder: Folder) -> tuple[Skips, list[int]]:
         """The skipped images and the checksums; the digest says that they are those of this key."""
-        header = read_json_in(folder, self.header.name)
+        name = f"{self.key}.json"
+        header = read_json_in(folder, name)
         try:
             content = header["content"]
             if header["digest"] != digest([self.key, content]):
-                raise ArtifactError(f"{self.header.name} is damaged, or of other images")
+                raise ArtifactError(f"{name} is damaged, or of other images")
             skips = [(int(position), str(reason)) for position, reason in content["skipped"]]
             checksums = [int(value) for value in content["checksums"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{self.header.name} cannot be read") from error
+            raise ArtifactError(f"{name} cannot be read") from error
         count = self.count - len(skips)
         positions = {position for position, _ in skips}
         is_valid = len(positions) == len(skips) and positions <= set(range(self.count))
         if not is_valid or count < 1 or len(checksums) != math.ceil(count / CHECKED):
-            raise ArtifactError(f"{self.header.name} does not fit {self.count} images")
+            raise ArtifactError(f"{name} does not fit {self.count} images")
         return skips, checksums
 
     def _map(self, file: BinaryIO, count: int) -> Tensor:
@@ -160,7 +163,7 @@ class RowCache:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(content).view(self.dtype).view(count, *self.shape)
 
-    def _build(self, batches: Callable[[Skips], Iterable[Tensor]]) -> None:
+    def _build(self, folder: Folder, batches: Callable[[Skips], Iterable[Tensor]]) -> None:
         needed = self.size(self.count)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
@@ -168,42 +171,15 @@ class RowCache:
             raise OSError(errno.ENOSPC, f"No space left on device ({sizes})")
         skips: Skips = []
         checksums: list[int] = []
-        with (
-            Folder(self.folder) as folder,
-            folder.replacing(self.table.name) as part,
-            open(part, "wb") as file,
-        ):
+        with folder.replacing(f"{self.key}.rows") as part, open(part, "wb") as file:
             for batch in batches(skips):
-                content = _bytes_of(batch.cpu().contiguous())
-                checksums.append(zlib.crc32(content))
-                file.write(content)
-        header = {"skipped": skips, "checksums": checksums}
-        write_json(self.header, {"content": header, "digest": digest([self.key, header])})
+                row_bytes = _bytes_of(batch.cpu().contiguous())
+                checksums.append(zlib.crc32(row_bytes))
+                file.write(row_bytes)
+        content = {"skipped": skips, "checksums": checksums}
+        header = {"content": content, "digest": digest([self.key, content])}
+        write_json(self.folder / f"{self.key}.json", header)
 
 
 def _bytes_of(rows: Tensor) -> memoryview:
     return rows.numpy().data.cast("B")
-
-
-@contextlib.contextmanager
-def _locked(path: Path, name: str) -> Iterator[bool]:
-    """One builder at a time; others wait, then find the files. The system drops the lock of a process that dies.
-
-    If files cannot be locked (False), two may build at once: each writes under a name of its own, and both end with
-    the same files.
-    """
-    with contextlib.ExitStack() as stack:
-        is_locked = False
-        with contextlib.suppress(OSError):
-            folder = stack.enter_context(Folder(path))
-            stack.callback(os.close, folder.lock(name, wait=True))
-            is_locked = True
-        yield is_locked
-
-
-def _cannot_write(error: OSError, path: Path) -> OSError:
-    advice = (
-        "free some space, or choose another folder (cache_dir, or the variable USFAN_CACHE)"
-    )
-    reason = f"cannot write the image cache: {error.strerror or error}; {advice}"
-    return OSError(error.errno, reason, str(path))

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -277,16 +277,13 @@ def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:
     return Content(FileImages(paths), labels)
 
 
-def _is_pair(source: object) -> bool:
+def _is_pair(source: object) -> TypeGuard[tuple[np.ndarray | Tensor, LabelValues]]:
     """Whether these are images and their labels: an array of pictures, and a row of numbers or names."""
     if not isinstance(source, tuple) or len(source) != 2:
         return False
     images, labels = source
-    if not isinstance(images, (np.ndarray, torch.Tensor)) or images.ndim < 3:
-        return False
-    if isinstance(labels, (list, tuple)):
-        return all(isinstance(label, (int, str)) for label in labels)
-    return getattr(labels, "ndim", 0) == 1
+    is_array = isinstance(images, (np.ndarray, Tensor)) and images.ndim >= 3
+    return is_array and np.ndim(labels) == 1
 
 
 def _is_paths(source: object) -> bool:
@@ -302,14 +299,13 @@ def open_inputs(
     *,
     root: str | None = None,
     strict: bool = False,
-    standard_input: Iterable[str] | None = None,
 ) -> ImageData:
     """All named images, without labels, in order. `-` stands for one path per line of standard input.
 
     A missing photograph stays in the list, and its row says so. A missing folder or list is an error.
     """
     paths: list[str] = []
-    for path in _expanded(inputs, standard_input):
+    for path in _expanded(inputs):
         if is_image_name(path) and not os.path.isdir(path):
             paths.append(lists.absolute(path))
             continue
@@ -324,11 +320,11 @@ def open_inputs(
     return ImageData(FileImages(paths), root=root, name=name, strict=strict)
 
 
-def _expanded(inputs: Iterable[str], standard_input: Iterable[str] | None) -> Iterator[str]:
+def _expanded(inputs: Iterable[str]) -> Iterator[str]:
     for path in inputs:
         if path != "-":
             yield path
             continue
-        for line in standard_input or sys.stdin:
+        for line in sys.stdin:
             if line.strip():
                 yield line.strip("\r\n")

@@ -21,10 +21,6 @@ no limit on time and memory holds."""
 MOST_WORKERS = 8
 
 
-class NothingReadable(DataError):
-    """Not one of the images asked for can be decoded."""
-
-
 def stream(
     data: ImageData,
     *,
@@ -37,7 +33,7 @@ def stream(
     """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in order.
 
     Images are squashed to size×size. All batches but the last are full. Unreadable images are left out and noted in
-    `data.unreadable`; with `data.strict` the first one is raised, and when none can be read `NothingReadable` is.
+    `data.unreadable`; with `data.strict` the first one is raised. It is an error if none can be read.
     Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
     where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
@@ -72,7 +68,7 @@ def stream(
         yield torch.tensor(index), _tensor(batch, size, channels)
     if lost == len(data):
         path = data.where(0)
-        raise NothingReadable(
+        raise DataError(
             f"none of the {lost} images of {data.name} can be read: {one_line(path)} ({data.unreadable[path]})"
         )
 

@@ -16,7 +16,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,12 +116,11 @@ class _Process:
 
     def start(self) -> None:
         search = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self.child = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", _CODE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=subprocess.PIPE,
             env=os.environ | _KEEP_FREED_MEMORY | _ONE_THREAD | {"PYTHONPATH": search},
         )
         assert self.child.stdout is not None
@@ -196,15 +194,7 @@ class _Process:
 
     def close(self) -> str:
         """End the process; returns the last line it wrote to its error output while it started. Twice does no harm."""
-        if self.errors.closed:
-            return ""
         self.child.kill()
-        for pipe in (self.child.stdin, self.child.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # a job may still be in the buffer
-                pipe.close()
-        self.child.wait()
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").split("\n")
-        self.errors.close()
+        _, report = self.child.communicate()
+        lines = report.decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "it left no message")
