@@ -100,8 +100,8 @@ class ImageData:
         base = None if root is None else os.path.abspath(os.fspath(root))
         if labels is None and _is_pair(source):
             source, labels = source
-        self.name = name or _name_of(source)
-        self.images, values, names = _open(source, base, self.name, unlabelled)
+        content, self.name = _open(source, base, name, unlabelled)
+        self.images, values, names = content
         if labels is not None and values is not None:
             raise DataError(f"labels= goes with images that have none; {self.name} has its own")
         values = values if labels is None else labels
@@ -112,13 +112,13 @@ class ImageData:
         self.named = True
         if values is None or unlabelled:
             return
-        content = read_labels(values, len(self), self.name)
-        if content is not None:
-            self.labels, self.classes, self.named = content
+        table = read_labels(values, len(self), self.name)
+        if table is not None:
+            self.labels, self.classes, self.named = table
             names = names if classes is None else classes
             if names is not None:
                 self.classes = checked_classes(names)
-                self.labels = match(content, self.classes, False, self.name)
+                self.labels = match(table, self.classes, False, self.name)
                 self.named = True
 
     def _with(self, **fields: object) -> ImageData:
@@ -136,8 +136,6 @@ class ImageData:
 
     def load(self, i: int, channels: int = 3) -> Tensor:
         """Image `i` as uint8 channels×H×W, RGB (3) or grey (1). Raises `UnreadableImage`, which names the file."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"{self.name} has {len(self)} images: there is no image {i}")
         return to_tensor(self.images.picture(i, channels))
 
     def where(self, i: int) -> str:
@@ -227,36 +225,35 @@ class ImageData:
         return self.images.digest()
 
 
-def _name_of(source: object) -> str:
-    if isinstance(source, (str, os.PathLike)):
-        path = lists.absolute(source)
-        return os.path.basename(path) or path
-    if isinstance(source, (np.ndarray, Tensor)):
-        return "array"
-    return "paths" if _is_paths(source) else type(source).__name__
-
-
-def _open(source: Any, root: str | None, name: str, unlabelled: bool) -> Content:
+def _open(
+    source: Any, root: str | None, name: str | None, unlabelled: bool
+) -> tuple[Content, str]:
+    """What the source brings, and what messages call it."""
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
     if isinstance(source, (str, os.PathLike)):
         content = _from_path(os.fspath(source), root, unlabelled)
+        name = name or os.path.basename(lists.absolute(source)) or str(source)
     elif isinstance(source, FileImages):
         content = Content(source)
+        name = name or "files"
     elif _is_paths(source):
+        name = name or "paths"
         entries = [
             lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
         ]
         content = Content(FileImages(lists.paths_of(entries, os.getcwd(), root)))
     elif isinstance(source, (np.ndarray, Tensor)):
+        name = name or "array"
         content = Content(ArrayImages(image_array(source, name), name))
     else:
+        name = name or type(source).__name__
         content = read_dataset(source, name)
     if isinstance(content.images, FileImages):
         lists.check_root(content.images.paths, root)
     elif root is not None:
         raise DataError("root= goes with folders, lists and paths, not with images in memory")
-    return content
+    return content, name
 
 
 def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:

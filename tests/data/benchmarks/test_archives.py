@@ -93,7 +93,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         load("cifar-stl", tmp_path, "STL9", "test")
     labels.write_bytes(bytes([11]) * 10)
     with pytest.raises(
-        DataError, match=r"stl10_binary has a label that is none of its ten \(10\)"
+        DataError, match=r"cannot read .*stl10_binary .*index 10 is out of bounds"
     ):
         load("cifar-stl", tmp_path, "STL9", "test")
 
@@ -125,7 +125,7 @@ def test_digits_that_are_wrong(tmp_path):
     np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 28, 28), np.uint8), y_train=[3, 11])
     with pytest.raises(
         DataError,
-        match=r"mnist.npz holds x_train, y_train; expected x_train, y_train, x_test, y_test",
+        match=r"cannot read .*mnist.npz .*x_test is not a file in the archive",
     ):
         check(benchmark("digits"), tmp_path, allow_classes=True)
     shape = np.zeros((2, 28, 28), np.uint8)
