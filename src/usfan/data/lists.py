@@ -193,22 +193,16 @@ def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
 
 
 def read_classes(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The names of a text file (one per line), a JSON list, or a JSON table: torchvision's `class_to_idx`, or numbers
-    to names."""
+    """The names of a text file (one per line) or a JSON list."""
     text = read_text(str(path), "one class name per line")
-    if text.lstrip()[:1] not in ("[", "{"):
+    if not text.lstrip().startswith(("[", "{")):
         return checked_classes(line.strip() for line in text.splitlines() if line.strip())
-    name = one_line(str(path))
     try:
         value = parse_json(text.encode())
     except ValueError:
-        raise DataError(f"{name} looks like JSON, but cannot be read as such") from None
-    if isinstance(value, dict):
-        numbers = {str(number): name for name, number in value.items()}
-        table = value if "0" in value else numbers
-        value = [table.get(str(number)) for number in range(len(table))]
+        value = None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise DataError(
-            f"{name} must hold class names: a list, or a table of names and numbers that count from 0"
+            f"{one_line(str(path))} must hold class names: one per line, or a JSON list of them"
         )
     return checked_classes(value)
