@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -247,14 +247,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_yaml(path: Path, value: Any) -> None:
-    """Without aliases, which `read_yaml` refuses."""
+    """Without aliases, which `read_yaml` refuses: a copy through JSON holds no object twice."""
     import yaml
 
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    write_text(path, yaml.dump(value, Dumper=Plain, sort_keys=False, allow_unicode=True))
+    copied = json.loads(json.dumps(value, default=str))
+    write_text(path, yaml.safe_dump(copied, sort_keys=False, allow_unicode=True))
 
 
 def append_line(path: Path, line: str) -> None:
@@ -332,27 +329,21 @@ def parse_yaml(content: bytes) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def read_json(path: Path, most: int = MOST_JSON) -> Any:
+def read_json(path: Path) -> Any:
     """ArtifactError for a file that is missing, a link, too large, or not JSON."""
     with Folder(path.parent) as folder:
-        return read_json_in(folder, path.name, most)
+        return read_in(folder, path.name)
 
 
-def read_json_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
-    return _parsed(folder, name, most, parse_json)
-
-
-def read_yaml_in(folder: Folder, name: str) -> Any:
-    return _parsed(folder, name, MOST_YAML, parse_yaml)
-
-
-def _parsed(folder: Folder, name: str, most: int, parse: Callable[[bytes], Any]) -> Any:
+def read_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
+    """The content of a JSON or .yaml file."""
+    is_yaml = name.endswith(".yaml")
     try:
-        return parse(folder.read(name, most))
+        return (parse_yaml if is_yaml else parse_json)(folder.read(name, most))
     except ArtifactError:
         raise
     except (ValueError, OSError) as error:
-        kind = "YAML" if parse is parse_yaml else "JSON"
+        kind = "YAML" if is_yaml else "JSON"
         reason = printable(error, 300)
         raise ArtifactError(f"{folder.path / name}: not readable as {kind}: {reason}") from None
 

@@ -74,16 +74,6 @@ def test_undecoded_images_and_unlabelled_splits(make_picture):
         data.load(1)
 
 
-def test_own_fingerprint_is_used(make_picture):
-    def table(mark):
-        result = Table({"image": feature("Image")}, image=[Image.fromarray(make_picture(0))])
-        result._fingerprint = mark
-        return result
-
-    assert ImageData(table("a")).fingerprint() == ImageData(table("a")).fingerprint()
-    assert ImageData(table("a")).fingerprint() != ImageData(table("b")).fingerprint()
-
-
 def test_tables_without_a_clear_column():
     with pytest.raises(
         DataError, match="no image column: its columns are text; rename one to image"

@@ -141,12 +141,8 @@ class DatasetImages(SelectedImages):
             raise UnreadableImage(where, str(error) or type(error).__name__) from error
 
     def digest(self) -> str:
-        """Uses the fingerprint of a Hugging Face dataset if there is one, else decodes every picture."""
+        """Decodes every picture."""
         hashed = blake2b(f"{len(self)}".encode(), digest_size=16)
-        fingerprint = getattr(self.dataset, "_fingerprint", None)
-        if isinstance(fingerprint, str):
-            hashed.update(f"{fingerprint}{self.indices.tolist()}".encode())
-            return hashed.hexdigest()
         for i in range(len(self)):
             try:
                 picture = self.picture(i, 3)

@@ -182,8 +182,6 @@ def _from_names(names: Sequence[str], data_name: str) -> Labels:
 
 def _from_numbers(array: np.ndarray, data_name: str) -> Labels:
     """The classes are named '0', '1', …"""
-    if array.dtype.kind == "f" and (array == np.round(array)).all():  # NaN is not
-        array = np.clip(array, -1, MAX_CLASSES).astype(np.int64)
     if array.dtype.kind not in "iu":
         expected = "expected whole numbers or class names"
         raise DataError(f"labels of {data_name} are {array.dtype}: {expected}")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from usfan.data.memory import choose_place
 from usfan.errors import ArtifactError
-from usfan.files import Folder, read_json_in, write_json
+from usfan.files import Folder, read_in, write_json
 
 VERSION = 3
 """Part of every key: files of another version are not looked at."""
@@ -136,7 +136,7 @@ class RowCache:
     def _read_header(self, folder: Folder) -> tuple[Skips, list[int]]:
         """The skipped images and the checksums; the digest says that they are those of this key."""
         name = f"{self.key}.json"
-        header = read_json_in(folder, name)
+        header = read_in(folder, name)
         try:
             content = header["content"]
             if header["digest"] != digest([self.key, content]):

@@ -35,7 +35,7 @@ from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
-from usfan.threads import all_threads, use
+from usfan.threads import threads_for, use
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,11 @@ def features_of(
     """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
     the caller has it."""
     alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
-    with all_threads(), alone.fast(spec, runtime), passing(alone, spec, runtime) as through:
+    with (
+        threads_for(math.inf),
+        alone.fast(spec, runtime),
+        passing(alone, spec, runtime) as through,
+    ):
         width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
         if store.key is None or runtime.world > 1:
             table = fill(through, store, runtime, width)

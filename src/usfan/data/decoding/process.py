@@ -73,7 +73,3 @@ def decoded(path: str, size: int, channels: int | None) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80, optimize=True)
     return buffer.getvalue()
-
-
-if __name__ == "__main__":
-    main()
