@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from usfan.data.benchmarks.catalogue import benchmark
-from usfan.data.benchmarks.layouts import load_domain
+from usfan.data.benchmarks.layouts import check, load_domain
 from usfan.data.store import Store
 from usfan.engine.features import BackboneAlone, features_of
 from usfan.engine.passes import engine_store
@@ -28,12 +28,11 @@ def office31(root: Path, runtime: Runtime) -> dict[str, Store]:
     backbone = create_backbone(NETWORK, "auto")
     assert backbone.weights is not None, "the weights come with the extra usfan[offline]"
     alone = BackboneAlone(backbone.module, channels_last=False)
+    copy = check(benchmark("office31"), root)
     return {
         domain: features_of(
             alone,
-            engine_store(
-                load_domain(benchmark("office31"), root, domain), backbone.spec, runtime
-            ),
+            engine_store(load_domain(copy, domain), backbone.spec, runtime),
             backbone.spec,
             runtime,
         )

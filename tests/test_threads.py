@@ -13,7 +13,7 @@ from usfan import threads
 from usfan.data.store import Store
 from usfan.maths import neighbours
 from usfan.models.backbones import create_backbone
-from usfan.threads import LARGE, all_threads, threads_for
+from usfan.threads import LARGE, threads_for
 
 
 def test_small_work_gets_one_thread_and_large_work_within_it_all(four_threads: None) -> None:
@@ -24,7 +24,7 @@ def test_small_work_gets_one_thread_and_large_work_within_it_all(four_threads: N
             with threads_for(0):
                 assert torch.get_num_threads() == 1
             assert torch.get_num_threads() == 4
-        with all_threads():
+        with threads_for(LARGE):
             assert torch.get_num_threads() == 4
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 4
@@ -62,7 +62,7 @@ def test_what_the_user_chose_since_counts(four_threads: None) -> None:
 
 def what_the_user_chose_since_counts() -> None:
     torch.set_num_threads(3)
-    with threads_for(0), all_threads():
+    with threads_for(0), threads_for(LARGE):
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == 3
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from usfan import workflow
 from usfan.config import RuntimeConfig
-from usfan.data.class_file import read_classes
+from usfan.data.lists import read_classes
 from usfan.data.sources import ImageData, ImageSource
 from usfan.data.store import Store
 from usfan.data.views import InputSpec

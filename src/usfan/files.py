@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -41,10 +41,6 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
 }
-
-
-class NotAFile(ArtifactError):
-    """A fixed name is missing, or is a link, a folder, a pipe or a device."""
 
 
 class Folder:
@@ -80,7 +76,7 @@ class Folder:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 kind = self.kind(name)
-                raise NotAFile(f"{path}: not a folder but {kind}: take it away") from None
+                raise ArtifactError(f"{path}: not a folder but {kind}: take it away") from None
             raise OSError(error.errno, error.strerror, str(path)) from None
         return Folder(path, shared=self.shared, descriptor=descriptor)
 
@@ -126,48 +122,38 @@ class Folder:
 
     def open(self, name: str, most: int | None = None) -> BinaryIO:
         """A regular file to read, of at most this many bytes."""
-        path = self._shared_file(name) or name
-        return self._checked(self._descriptor(path, os.O_RDONLY), name, most, "rb")
+        return self._open(name, os.O_RDONLY, "rb", most)
 
-    def _descriptor(self, name: str | Path, flags: int) -> int:
-        """The descriptor of a file that is opened without surprises; an absolute path is not in this folder."""
+    def _open(self, name: str, flags: int, mode: str, most: int | None = None) -> BinaryIO:
+        """A file that is opened without surprises."""
+        path = (self._shared_file(name) if mode == "rb" else None) or name
         try:
-            return os.open(name, flags | _SAFE, 0o644, dir_fd=self.fd)
+            descriptor = os.open(path, flags | _SAFE, 0o644, dir_fd=self.fd)
         except OSError as error:
             # A missing file that would be created means that the folder itself is gone.
             is_missing = error.errno == errno.ENOENT and not flags & os.O_CREAT
             if is_missing or error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise self._not_a_file(str(name)) from None
+                raise ArtifactError(f"{self.path / name}: {self._reason(name)}") from None
             raise OSError(error.errno, error.strerror, str(self.path / name)) from None
-
-    def _not_a_file(self, name: str) -> NotAFile:
-        kind = self.kind(name)
-        reason = f"{kind}, not a regular file; links are not followed"
-        if kind == "missing":
-            reason = "no such file"
-        return NotAFile(f"{self.path / name}: {reason}")
-
-    def _checked(
-        self,
-        descriptor: int,
-        name: str,
-        most: int | None,
-        mode: str,
-    ) -> BinaryIO:
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._not_a_file(name)
-            if most is not None and status.st_size > most:
-                limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
-                raise ArtifactError(f"{self.path / name}: larger than {limit}")
-            if mode != "rb" and status.st_nlink > 1:
-                reason = "has a second name elsewhere (a hard link): copy the folder first"
-                raise NotAFile(f"{self.path / name}: {reason}")
-        except ArtifactError:
+        status = os.fstat(descriptor)
+        problem = None
+        if not stat.S_ISREG(status.st_mode):
+            problem = self._reason(name)
+        elif most is not None and status.st_size > most:
+            problem = f"larger than {most:,} bytes"
+        elif mode != "rb" and status.st_nlink > 1:
+            problem = "has a second name elsewhere (a hard link): copy the folder first"
+        if problem is not None:
             os.close(descriptor)
-            raise
+            raise ArtifactError(f"{self.path / name}: {problem}")
         return os.fdopen(descriptor, mode)  # type: ignore[return-value]
+
+    def _reason(self, name: str) -> str:
+        """Why the name is no regular file."""
+        kind = self.kind(name)
+        if kind == "missing":
+            return "no such file"
+        return f"{kind}, not a regular file; links are not followed"
 
     def read(self, name: str, most: int) -> bytes:
         with self.open(name, most) as file:
@@ -175,28 +161,21 @@ class Folder:
 
     def in_place(self, name: str, *, append: bool) -> BinaryIO:
         """A file to append to (made if missing) or to cut; no other name may lead to it."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDWR
-        mode = "ab" if append else "rb+"
-        return self._checked(self._descriptor(name, flags), name, None, mode)
+        if append:
+            return self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
+        return self._open(name, os.O_RDWR, "rb+")
 
-    def lock(self, name: str) -> int:
-        """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it."""
-        handle = self._descriptor(name, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise
-        return handle
+    def lock(self, name: str, *, wait: bool = False) -> int:
+        """The handle of a lock, which holds until it is closed; BlockingIOError if another process has it, or `wait`
+        for that one."""
+        with self.in_place(name, append=True) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            return os.dup(file.fileno())  # the lock is that of both
 
     def remove(self, name: str) -> None:
         """For a link, the link is removed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
-
-    def remove_parts(self) -> None:
-        """Remove what killed writers left here. Only for the holder of the folder's lock."""
-        remove_parts_of(self.fd)
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
@@ -223,7 +202,7 @@ class Folder:
 
 
 def remove_parts_of(folder: int) -> None:
-    """Like `Folder.remove_parts`, for a descriptor."""
+    """Remove what killed writers left in a folder, by its descriptor. Only for the holder of the folder's lock."""
     for name in os.listdir(folder):
         if PARTS.fullmatch(name):
             with contextlib.suppress(OSError):
@@ -268,14 +247,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_yaml(path: Path, value: Any) -> None:
-    """Without aliases, which `read_yaml` refuses."""
+    """Without aliases, which `read_yaml` refuses: a copy through JSON holds no object twice."""
     import yaml
 
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    write_text(path, yaml.dump(value, Dumper=Plain, sort_keys=False, allow_unicode=True))
+    copied = json.loads(json.dumps(value, default=str))
+    write_text(path, yaml.safe_dump(copied, sort_keys=False, allow_unicode=True))
 
 
 def append_line(path: Path, line: str) -> None:
@@ -329,10 +305,6 @@ def parse_json(content: bytes, most: int = MOST_PARSED) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-_YAML_FAULTS = (TypeError, AttributeError, KeyError, IndexError, OverflowError)
-"""The errors that the parser raises for odd tags and keys, besides its own."""
-
-
 def parse_yaml(content: bytes) -> Any:
     """ValueError for invalid YAML. Aliases are refused, because a few lines of them can name millions of values."""
     import yaml
@@ -351,40 +323,27 @@ def parse_yaml(content: bytes) -> Any:
         return Bounded(content.decode("utf-8")).get_single_data()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except (yaml.YAMLError, *_YAML_FAULTS) as error:
+    except (
+        Exception
+    ) as error:  # odd tags and keys make the parser raise nearly every type there is
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def read_json(path: Path, most: int = MOST_JSON) -> Any:
+def read_json(path: Path) -> Any:
     """ArtifactError for a file that is missing, a link, too large, or not JSON."""
     with Folder(path.parent) as folder:
-        return read_json_in(folder, path.name, most)
+        return read_in(folder, path.name)
 
 
-def read_json_in(
-    folder: Folder,
-    name: str,
-    most: int = MOST_JSON,
-) -> Any:
-    return _read_in(folder, name, most, parse_json, "JSON")
-
-
-def read_yaml_in(folder: Folder, name: str) -> Any:
-    return _read_in(folder, name, MOST_YAML, parse_yaml, "YAML")
-
-
-def _read_in(
-    folder: Folder,
-    name: str,
-    most: int,
-    parse: Callable[[bytes], Any],
-    kind: str,
-) -> Any:
+def read_in(folder: Folder, name: str, most: int = MOST_JSON) -> Any:
+    """The content of a JSON or .yaml file."""
+    is_yaml = name.endswith(".yaml")
     try:
-        return parse(folder.read(name, most))
+        return (parse_yaml if is_yaml else parse_json)(folder.read(name, most))
     except ArtifactError:
         raise
     except (ValueError, OSError) as error:
+        kind = "YAML" if is_yaml else "JSON"
         reason = printable(error, 300)
         raise ArtifactError(f"{folder.path / name}: not readable as {kind}: {reason}") from None
 

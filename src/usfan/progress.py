@@ -1,7 +1,7 @@
 """Progress of a command: how far it is, the time left, the figures, the images it skipped.
 
 Something that takes longer than two seconds is shown: as a bar on a terminal, as a line that renews itself in a
-notebook, and else (a log, a pipe, a batch job) as lines on standard error, one per epoch and one every few seconds.
+notebook, and else (a log, a pipe, a batch job) as lines on standard error, one per epoch and one every 20 seconds.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Bar:
             return
         if self.display is None:
             self.display = _display()
-        wait = max(self.display.interval, self.display.share * (now - self.started))
-        if now - self.last >= (self.display.epoch_interval if epoch else wait):
+        if now - self.last >= (self.display.epoch_wait if epoch else self.display.wait):
             self.last = now
             self.display.show(self.line(now, note), done, self.total)
 
@@ -81,11 +80,9 @@ class Bar:
 class Lines:
     """A line now and then."""
 
-    interval = 5.0
-    """Seconds between two lines; in a long run they come less often…"""
-    share = 0.05
-    """…as this share of the time that has passed."""
-    epoch_interval = 1.0
+    wait = 20.0
+    """Seconds between two lines."""
+    epoch_wait = 1.0
     """Seconds between two lines of epochs."""
 
     def show(self, line: str, done: int, total: int | None) -> None:
@@ -98,9 +95,8 @@ class Lines:
 class Terminal(Lines):
     """A bar."""
 
-    interval = 0.1
-    share = 0.0
-    epoch_interval = 0.0
+    wait = 0.1
+    epoch_wait = 0.0
 
     def __init__(self) -> None:
         columns = (BarColumn(), TextColumn("{task.description}", markup=False))
@@ -118,9 +114,8 @@ class Terminal(Lines):
 class Notebook(Lines):
     """One line in the cell's output, which renews itself. It needs IPython only, no widgets."""
 
-    interval = 0.3
-    share = 0.0
-    epoch_interval = 0.0
+    wait = 0.3
+    epoch_wait = 0.0
 
     def __init__(self) -> None:
         from IPython.display import display

@@ -37,14 +37,8 @@ Expected = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype by name."""
 
 
-@contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[Any]:
-    with Folder(path.parent) as folder, open_tensors_in(folder, path.name) as tensors:
-        yield tensors
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    with open_tensors(path) as tensors:
+    with Folder(path.parent) as folder, open_tensors_in(folder, path.name) as tensors:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
 
 

@@ -45,11 +45,6 @@ def threads_for(multiplications: float) -> Iterator[None]:
             use(after)
 
 
-def all_threads() -> contextlib.AbstractContextManager[None]:
-    """All threads inside, also within a block that has one."""
-    return threads_for(LARGE)
-
-
 def use(count: int) -> None:
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)

@@ -31,7 +31,7 @@ from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
 from usfan.data.few_labels import few_labels
-from usfan.data.images import below, common_folder
+from usfan.data.images import common_folder
 from usfan.data.labels import some
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
@@ -128,7 +128,7 @@ def train(
             metrics: dict[str, object] = {
                 "classes": len(model.classes),
                 "images": len(data),
-                "skipped": len(unreadable_images(data)),
+                "skipped": len(data.unreadable),
             }
             if output.private:
                 folder.withhold()
@@ -182,12 +182,11 @@ def adapt(
     *,
     output: Output | None = None,
     labels: Any = None,
-    root: str | None = None,
     witness: Tensor | None = None,
 ) -> AdaptedModel:
     """Plan, prepare, run and save.
 
-    `labels` are the user's for a few of the images, as `few_labels` takes them; no path in them may leave `root`.
+    `labels` are the user's for a few of the images, as `few_labels` takes them.
     `witness` holds features that the caller brings, N × F, instead of a network that computes them.
     """
     output = output or Output()
@@ -202,7 +201,7 @@ def adapt(
         raise ConfigError(
             "features of a witness are for one source model; name the witness instead"
         )
-    table = None if labels is None else few_labels(labels, data, source.classes, root=root)
+    table = None if labels is None else few_labels(labels, data, source.classes)
     names = [handle.name for handle in sources]
     record = {
         "source": names[0] if len(names) == 1 else names,
@@ -408,17 +407,12 @@ def save_adaptation(
     folder.drop_checkpoints()
 
 
-def unreadable_images(data: ImageData | Store) -> dict[str, str]:
-    """Path and reason of the images that could not be read."""
-    return dict(data.skipped) if isinstance(data, Store) else data.unreadable
-
-
 def log_skipped(folder: RunFolder, data: ImageData | Store) -> None:
     """Record the images that could not be read, by their paths below the data, because a log may be shared."""
-    unreadable = unreadable_images(data)
+    unreadable = data.unreadable
     if unreadable:
         root = common_folder(data.paths) if data.paths else ""
-        files = {below(path, root) if root else path: why for path, why in unreadable.items()}
+        files = {path.removeprefix(root).lstrip("/"): why for path, why in unreadable.items()}
         folder.log("skipped", count=len(files), files=files)
 
 

@@ -121,9 +121,9 @@ def test_features_of_other_weights_are_never_used(source, tmp_path):
     runtime = start_runtime(RuntimeConfig(cache=str(tmp_path / "cache"), workers=0))
     store = engine_store(usfan.ImageData(folder), source.spec, runtime)
     assert store.key is not None
-    images = set((tmp_path / "cache").glob("*.npy"))
+    images = set((tmp_path / "cache").glob("*.rows"))
     first = features_of(source.classifier, store, source.spec, runtime)
-    (table,) = set((tmp_path / "cache").glob("*.npy")) - images
+    (table,) = set((tmp_path / "cache").glob("*.rows")) - images
     again = features_of(source.classifier, store, source.spec, runtime)
     assert torch.equal(first.values, again.values)
     torch.manual_seed(1)
@@ -133,7 +133,7 @@ def test_features_of_other_weights_are_never_used(source, tmp_path):
 
     third = features_of(BackboneAlone(network, channels_last=False), store, other.spec, runtime)
     assert not torch.allclose(first.values, third.values)
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
+    assert len(list((tmp_path / "cache").glob("*.rows"))) == 3
     table.write_bytes(table.read_bytes()[:-10])  # damaged: built anew
     assert torch.equal(
         features_of(source.classifier, store, source.spec, runtime).values, first.values
@@ -170,11 +170,11 @@ def test_the_judges_features_are_cached_too(source, tmp_path, monkeypatch):
     runtime = RuntimeConfig(device="cpu", cache=str(tmp_path))
     first = usfan.adapt(source, squares(), runtime=runtime, **TINY)
     assert first.history["guard"]["judge"] == "another"
-    written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.npy")}
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.rows")}
     # the images, the model's own features, the witness's of whole images, and the judge's
     assert len(written) == 4
     again = usfan.adapt(source, squares(), runtime=runtime, **TINY)
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.npy")} == written
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.rows")} == written
     assert again.history["guard"] == first.history["guard"]
 
 

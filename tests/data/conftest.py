@@ -76,7 +76,9 @@ def assert_holds() -> Callable[[Store, ImageData], None]:
         assert store.labels.tolist() == data.labels[store.positions].tolist()
         assert store.classes == ("mug", "pen")
         assert store.paths == [data.paths[i] for i in store.positions.tolist()]
-        assert [(os.path.basename(path), reason) for path, reason in store.skipped] == [
+        assert [
+            (os.path.basename(path), reason) for path, reason in store.unreadable.items()
+        ] == [
             ("001.png", "not an image of a known format"),
             ("148.png", "empty file"),
         ]

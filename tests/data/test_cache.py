@@ -7,11 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from usfan.data import cache, memory
+from usfan.data import cache, memory, row_cache
 from usfan.data.cache import open_store
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.sources import ImageData
-from usfan.errors import ConfigError
 
 
 def test_in_memory(two_classes, tmp_path, monkeypatch, assert_holds):
@@ -37,7 +36,7 @@ def test_kept_file_is_used_again(two_classes, tmp_path, decoded, assert_holds):
     copied = ImageData(two_classes).without_labels()  # labels are no part of the key
     assert open_store(copied, size=16, cache_dir=tmp_path / "cache").labels is None
     assert len(decoded) == 1
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+    assert len(list((tmp_path / "cache").glob("*.rows"))) == 1
     assert not list((tmp_path / "cache").glob("*.part"))
 
 
@@ -58,7 +57,7 @@ def test_strict_holds_for_kept_files_too(two_classes, tmp_path):
     folder = tmp_path / "cache"
     with pytest.raises(UnreadableImage, match="001"):
         open_store(ImageData(two_classes, strict=True), size=16, cache_dir=folder)
-    assert not list(folder.glob("*.npy"))
+    assert not list(folder.glob("*.rows"))
     assert not list(folder.glob(".*"))
     open_store(ImageData(two_classes), size=16, cache_dir=folder)
     with pytest.raises(UnreadableImage, match="001"):
@@ -75,7 +74,7 @@ def test_mapped_from_the_disk(two_classes, tmp_path, monkeypatch, decoded, asser
     assert torch.equal(
         store.batch(index), torch.stack([store.values[i] for i in index.tolist()])
     )
-    (file,) = (tmp_path / "big").glob("*.npy")
+    (file,) = (tmp_path / "big").glob("*.rows")
     assert str(file) in Path("/proc/self/maps").read_text()
     assert_holds(open_store(data, size=16), data)
     assert len(decoded) == 1
@@ -88,13 +87,9 @@ def test_where_pixels_go(monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setattr(memory, "free_host_memory", lambda: 2000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9999))
-    places = [memory.choose_place(size, gpu, 0.5) for size in (500, 501, 512, 513, 1000, 1001)]
-    assert places == ["device", "pinned", "pinned", "host", "host", "disk"]
-    assert [memory.choose_place(size, cpu, 0.5) for size in (500, 1000, 1001)] == [
-        "host",
-        "host",
-        "disk",
-    ]
+    places = [memory.choose_place(size, gpu) for size in (500, 501, 1000, 1001)]
+    assert places == [gpu, cpu, cpu, None]
+    assert [memory.choose_place(size, cpu) for size in (500, 1000, 1001)] == [cpu, cpu, None]
 
 
 def test_free_memory_heeds_the_container(tmp_path):
@@ -118,23 +113,17 @@ def test_arrays_are_stored_too(tmp_path, decoded):
     assert len(decoded) == 2
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_memory_share_is_a_share(two_classes, share):
-    with pytest.raises(ConfigError, match="memory_share"):
-        open_store(ImageData(two_classes), size=8, memory_share=share)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu(two_classes, tmp_path, monkeypatch):
     data = ImageData(two_classes)
     index = torch.tensor([3, 147, 3])
     expected = open_store(data, size=16).batch(index)
-    for place in ("device", "pinned", "host", "disk"):
-        monkeypatch.setattr(cache, "choose_place", lambda *_, place=place: place)
+    for place in (torch.device("cuda"), torch.device("cpu"), None):
+        for module in (cache, row_cache):
+            monkeypatch.setattr(module, "choose_place", lambda *_, place=place: place)
         for cache_dir in (tmp_path / "cache", tmp_path / "cache", None):
             store = open_store(data, size=16, device="cuda", cache_dir=cache_dir)
-            assert (store.device.type == "cuda") == (place == "device")
-            assert store.values.is_pinned() == (place == "pinned")
+            assert store.device.type == ("cpu" if place is None else place.type)
             assert torch.equal(store.batch(index, "cuda").cpu(), expected)
             assert torch.equal(store.batch(index.cuda(), "cuda").cpu(), expected)
             assert store.batch(index, "cuda").device.type == "cuda"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from usfan.data import cache
+from usfan.data import cache, row_cache
 from usfan.data.cache import open_store
 from usfan.data.sources import ImageData
 
@@ -28,23 +28,23 @@ def damaged(how: str, content: bytes, other: bytes) -> bytes:
         "cut at the end": content[:-5],
         "longer": content + b"\0",
         "zeros at the start": bytes(64) + content[64:],
-        "another magic": b"X" + content[1:],
+        "another first byte": bytes([content[0] ^ 1]) + content[1:],
         "bit flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
         "of other settings": other,
         "noise": os.urandom(len(content)),
     }[how]
 
 
-WAYS = "empty|cut at the start|cut in the middle|cut at the end|longer|zeros at the start|another magic|bit flipped"
-WAYS += "|of other settings|noise"
+WAYS = "empty|cut at the start|cut in the middle|cut at the end|longer|zeros at the start|another first byte"
+WAYS += "|bit flipped|of other settings|noise"
 
 
-@pytest.mark.parametrize("kind", ["npy", "json"])
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("kind", ["rows", "json"])
+@pytest.mark.parametrize("place", [torch.device("cpu"), None])
 def test_a_damaged_file_is_built_anew(
     two_classes, tmp_path, decoded, monkeypatch, place, kind, caplog, assert_holds
 ):
-    monkeypatch.setattr(cache, "choose_place", lambda *_: place)
+    monkeypatch.setattr(row_cache, "choose_place", lambda *_: place)
     data = ImageData(two_classes)
     folder = tmp_path / "cache"
     open_store(data, size=8, cache_dir=tmp_path / "other")
@@ -82,7 +82,7 @@ def test_a_killed_build_leaves_nothing_that_stays(two_classes, tmp_path, decoded
     folder = tmp_path / "cache"
     data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
-    (file,) = folder.glob("*.npy")
+    (file,) = folder.glob("*.rows")
     half = folder / f".{file.name}.abc.part"
     half.write_bytes(file.read_bytes()[:5000])
     file.unlink()
@@ -96,7 +96,7 @@ def test_a_link_is_not_followed_but_replaced(two_classes, tmp_path, decoded, ass
     folder = tmp_path / "cache"
     data = ImageData(two_classes)
     open_store(data, size=16, cache_dir=folder)
-    (file,) = folder.glob("*.npy")
+    (file,) = folder.glob("*.rows")
     outside = file.rename(tmp_path / "outside")
     before = outside.read_bytes()
     file.symlink_to(outside)
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_leaves_no_half_file(two_classes, tmp_path):
         timeout=120,
     )
     assert "cannot write the image cache: File too large; free some space" in result.stdout
-    assert not list((tmp_path / "cache").glob("*.npy"))
+    assert not list((tmp_path / "cache").glob("*.rows"))
     assert not list((tmp_path / "cache").glob(".*"))
 
 
@@ -180,5 +180,5 @@ def test_two_builders_at_once(two_classes, tmp_path, monkeypatch, locks):
         assert torch.equal(store.values, expected.values)
         assert torch.equal(store.positions, expected.positions)
     assert len(building) == (1 if locks else 2)
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+    assert len(list((tmp_path / "cache").glob("*.rows"))) == 1
     assert not list((tmp_path / "cache").glob(".*"))

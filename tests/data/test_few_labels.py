@@ -134,10 +134,7 @@ def test_labels_that_are_none(photos, given, said):
 
 
 def test_no_path_leaves_the_root(photos, tmp_path):
-    with pytest.raises(DataError, match="leaves the root"):
-        few_labels(
-            {photos.paths[0]: "mug"},
-            photos,
-            CLASSES,
-            root=str(tmp_path / "photos" / "101CANON"),
-        )
+    inner = usfan.ImageData(photos.paths[3:], root=tmp_path / "photos" / "101CANON")
+    for path in (photos.paths[0], "../100CANON/0.png"):
+        with pytest.raises(DataError, match="is not an image of paths"):
+            few_labels({path: "mug"}, inner, CLASSES)

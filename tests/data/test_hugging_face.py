@@ -48,10 +48,10 @@ def test_image_and_label_columns(make_picture):
     pictures = [Image.fromarray(image) for image in images]
     features = {
         "id": feature("Value"),
-        "photo": feature("Image"),
-        "kind": ClassLabel(["mug", "pen"]),
+        "img": feature("Image"),
+        "labels": ClassLabel(["mug", "pen"]),
     }
-    data = ImageData(Table(features, id=[7, 8, 9], photo=pictures, kind=[1, 0, 1]), name="hub")
+    data = ImageData(Table(features, id=[7, 8, 9], img=pictures, labels=[1, 0, 1]), name="hub")
     assert data.classes == ("mug", "pen")
     assert data.labels.tolist() == [1, 0, 1]
     assert (data.load(2).numpy() == images[2].transpose(2, 0, 1)).all()
@@ -74,19 +74,8 @@ def test_undecoded_images_and_unlabelled_splits(make_picture):
         data.load(1)
 
 
-def test_own_fingerprint_is_used(make_picture):
-    def table(mark):
-        result = Table({"image": feature("Image")}, image=[Image.fromarray(make_picture(0))])
-        result._fingerprint = mark
-        return result
-
-    assert ImageData(table("a")).fingerprint() == ImageData(table("a")).fingerprint()
-    assert ImageData(table("a")).fingerprint() != ImageData(table("b")).fingerprint()
-
-
 def test_tables_without_a_clear_column():
-    with pytest.raises(DataError, match="no image column: its columns are text"):
+    with pytest.raises(
+        DataError, match="no image column: its columns are text; rename one to image"
+    ):
         ImageData(Table({"text": feature("Value")}, text=["a"]))
-    two = {"image": feature("Image"), "fine": ClassLabel(["a"]), "coarse": ClassLabel(["b"])}
-    with pytest.raises(DataError, match=r"2 label columns \(fine, coarse\): rename"):
-        ImageData(Table(two, image=[None], fine=[0], coarse=[0]))

@@ -63,7 +63,7 @@ def test_classes_fix_the_order(class_folder):
     data = ImageData(class_folder, classes=["cat", "dog", "apple", "Bike"])
     assert data.classes == ("cat", "dog", "apple", "Bike")
     assert data.labels.tolist() == [2, 2, 2, 3, 3, 3, 0, 0, 0]
-    with pytest.raises(DataError, match=r"1 class \(cat\) not among the classes given"):
+    with pytest.raises(DataError, match=r"1 class \(cat\) that the model does not know"):
         ImageData(class_folder, classes=["apple", "Bike"])
     with pytest.raises(DataError, match="more than once"):
         ImageData(class_folder, classes=["apple", "Bike", "cat", "cat"])
@@ -81,14 +81,15 @@ def test_bad_folders(tmp_path, class_folder):
         ImageData(empty)
     with pytest.raises(DataError, match="no such folder, image or list file"):
         ImageData(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="photos has its own"):
+        ImageData(class_folder, labels=[1])
+    assert ImageData(class_folder / "cat", labels=[1, 0, 1]).labels.tolist() == [1, 0, 1]
     shutil.copy(class_folder / "cat" / "0.jpg", class_folder / "stray.jpg")
     with pytest.raises(
         DataError, match=r"1 images \(such as stray.jpg\) beside 3 class folders"
     ):
         ImageData(class_folder)
     assert len(ImageData(class_folder, unlabelled=True)) == 10
-    with pytest.raises(DataError, match="labels= goes with"):
-        ImageData(class_folder, labels=[1])
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

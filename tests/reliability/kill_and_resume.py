@@ -95,7 +95,7 @@ def stages(root: Path) -> list[Stage]:
     return [
         Stage("train", run(train)),
         Stage("posterior", run(posterior)),
-        Stage("cache build", lambda out, again: start_cache(many, out), ("*.npy", "*.json")),
+        Stage("cache build", lambda out, again: start_cache(many, out), ("*.rows", "*.json")),
         Stage("adapt", run(adapt)),
         Stage(
             "suite",

@@ -146,7 +146,7 @@ def test_images_with_nan(value, tmp_path):
     for number, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{number:02}.tiff")
     adapted = usfan.adapt(tiny_model(), ImageData(tmp_path), epochs=1, batch_size=4)
-    assert [entry.reason for entry in adapted.passes.skipped] == ["NaN or infinite pixels"]
+    assert list(adapted.passes.unreadable.values()) == ["NaN or infinite pixels"]
     assert len(adapted.passes.positions) == 11
 
 

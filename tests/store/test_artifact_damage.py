@@ -46,7 +46,7 @@ def test_a_config_that_is_no_table(refuse, folder, content):
 def test_a_config_that_is_too_large(refuse, folder):
     with open(folder / "config.json", "a") as file:
         file.write(" " * (artifact.MAX_CONFIG_BYTES + 1))
-    refuse(folder, "config.json: larger than 16 MiB")
+    refuse(folder, "config.json: larger than 16,777,216 bytes")
 
 
 def test_a_config_of_other_bytes(refuse, folder):

@@ -226,10 +226,10 @@ def test_cells_share_the_features_of_a_backbone_that_does_not_move(
     passes = []
     build = RowCache._build
 
-    def counted(cache, batches):
+    def counted(cache, *arguments):
         if cache.dtype == torch.float32:
             passes.append(cache.count)
-        build(cache, batches)
+        build(cache, *arguments)
 
     monkeypatch.setattr(RowCache, "_build", counted)
     options = (

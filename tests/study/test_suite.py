@@ -217,10 +217,11 @@ def test_the_time_left_is_shown(digits, tmp_path, monkeypatch):
     from usfan import progress
 
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress.Lines, "wait", 0.0)
+    monkeypatch.setattr(progress.Terminal, "wait", 0.0)
     command = ("--methods", "source-only", "shot-im", "--pairs", "M-U", "U-M")
     for name, is_terminal, expected in (
-        ("bar", True, r"study.*2/4.*\d:\d\d:\d\d"),
+        ("bar", True, r"━.* study: 3 of 4 cells, .* cells/s, .* left"),
         ("lines", False, r"study: 3 of 4 cells, .* cells/s, .* left"),
     ):
         screen = io.StringIO()

@@ -426,8 +426,8 @@ class Adaptation:
         rule = None
         if self.guide.rejects:
             rule = method.split.rule(after, method.split.decision)
-        skipped = tuple(self.store.skipped)
-        passes = Passes(before, after, self.store.positions, skipped, tuple(self.path))
+        unreadable = self.store.unreadable
+        passes = Passes(before, after, self.store.positions, unreadable, tuple(self.path))
         return AdaptedModel(
             network,
             self.posterior,

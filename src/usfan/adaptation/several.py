@@ -46,7 +46,7 @@ def with_passes(
         )
         outputs.append(member.outputs_of(*forward))
     before, after = outputs
-    passes = Passes(before, after, store.positions, tuple(store.skipped))
+    passes = Passes(before, after, store.positions, store.unreadable)
     return dataclasses.replace(model, passes=passes)
 
 

@@ -104,7 +104,7 @@ def posterior(
         model: Model folder, or a state dict with --backbone.
         backbone: timm model that the state dict belongs to.
         head: Name of the last Linear layer; not needed for timm models.
-        classes: Class names in the order of the outputs: one per line, or JSON.
+        classes: Class names in the order of the outputs: one per line, or a JSON list.
         dropout_rate: Rate of MC dropout; by default that of the training, or 0.1.
         weight_decay: Weight decay of the training, for --prior weight-decay; by default as stored.
     """
@@ -183,7 +183,6 @@ def adapt(
         show_steps,
         output=workflow.Output(out, resume, private, record),
         labels=labels,
-        root=root,
     )
     if runtime.rank:
         return
@@ -223,7 +222,7 @@ def evaluate(
     images, record = open_data(data, root=root, strict=strict, unlabelled=labels is not None)
     classifier = load_model(model, module, uncertainty)
     if labels is not None:
-        images = only_labelled(images, labels, classifier.classes, root=root, open_set=open_set)
+        images = only_labelled(images, labels, classifier.classes, open_set=open_set)
     runtime = open_runtime(computing)
     record |= {"model": model, "labels": labels, "open_set": open_set}
     record["uncertainty"] = classifier.uncertainty.kind
@@ -267,7 +266,7 @@ def predict(
         coverage: Share of the images that get a label; the others abstain.
     """
     from usfan.cli.edges import load_model, must_be_a_file, open_runtime, say_skipped
-    from usfan.data.inputs import open_inputs
+    from usfan.data.sources import open_inputs
     from usfan.metrics.predictions import write_predictions
     from usfan.progress import bar, say
 

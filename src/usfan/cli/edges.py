@@ -110,7 +110,7 @@ def fit_model(
     progress: Callable[[int], None],
 ) -> SourceModel:
     """Fit a posterior to this model: a folder says what its network is, a state dict does not."""
-    from usfan.data.class_file import read_classes
+    from usfan.data.lists import read_classes
     from usfan.store.model import SourceModel
     from usfan.training.posthoc import from_state_dict, refit_posterior
 

@@ -1,8 +1,8 @@
 """Decode once: all readable images of a set as uint8 N×C×S×S, on the GPU, in host memory, or on the disk.
 
-Their size decides where they go: on the device if they fit into `memory_share` of its free memory, else in host memory
-under the same share (pinned when the device is a GPU), else in a file that is mapped into memory. Later runs over the
-same images and settings use a file under `cache_dir` again (see `row_cache`).
+Their size decides where they go: on the device if they fit into half of its free memory, else in host memory under the
+same share, else in a file that is mapped into memory. Later runs over the same images and settings use a file under
+`cache_dir` again (see `row_cache`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from usfan.data.memory import choose_place
 from usfan.data.row_cache import RowCache, Skips
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.data.stream import Skipped, stream
-from usfan.errors import ConfigError
+from usfan.data.stream import stream
 
 
 def open_store(
@@ -31,7 +30,6 @@ def open_store(
     channels: int = 3,
     device: torch.device | str = "cpu",
     cache_dir: str | os.PathLike[str] | None = None,
-    memory_share: float = 0.5,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
@@ -40,52 +38,42 @@ def open_store(
     Without `cache_dir` the images go to a file only if they do not fit in memory: under $USFAN_CACHE, or
     ~/.cache/usfan. `workers` and `progress` are those of `stream`.
     """
-    if not 0 < memory_share <= 1:
-        raise ConfigError(f"memory_share must be above 0 and at most 1, not {memory_share}")
     device = torch.device(device)
     shape = (channels, size, size)
-    decoded = 0
+    readable: set[int] = set()
 
     def batches(skips: Skips) -> Iterator[Tensor]:
-        nonlocal decoded
-        skipped: list[Skipped] = []
-        readable: set[int] = set()
         for index, pixels in stream(
             data,
             size=size,
             channels=channels,
             batch_size=row_cache.CHECKED,
             workers=workers,
-            skipped=skipped,
             progress=progress,
         ):
             readable.update(index.tolist())
-            decoded += len(index)
             yield pixels
-        lost = [position for position in range(len(data)) if position not in readable]
-        for position, entry in zip(lost, skipped, strict=True):
-            skips.append((position, entry.reason))
+        for position in range(len(data)):
+            if position not in readable:
+                skips.append((position, data.unreadable[data.where(position)]))
 
-    place = choose_place(len(data) * channels * size * size, device, memory_share)
-    if cache_dir is None and place != "disk":
-        skips: Skips = []
-        room = row_cache.allocate(len(data), shape, torch.uint8, device, place)
-        return _store(data, _filled(room, batches(skips)), skips, None)
+    if cache_dir is None:
+        place = choose_place(len(data) * channels * size * size, device)
+        if place is not None:
+            room = torch.empty((len(data), *shape), dtype=torch.uint8, device=place)
+            skips: Skips = []
+            count = 0
+            for batch in batches(skips):
+                room[count : count + len(batch)] = batch
+                count += len(batch)
+            return _store(data, room[:count], skips, None)
     settings = [data.fingerprint(), shape, row_cache.VERSION, ["pillow", PIL.__version__]]
     key = row_cache.digest(settings)
     cache = RowCache(row_cache.cache_folder(cache_dir), key, len(data), shape, torch.uint8)
-    values, skips = cache.read_or_build(device, place, batches)
-    if progress is not None and not decoded:
+    values, skips = cache.read_or_build(device, batches)
+    if progress is not None and not readable:
         progress(len(data))
     return _store(data, values, skips, key)
-
-
-def _filled(room: Tensor, batches: Iterator[Tensor]) -> Tensor:
-    count = 0
-    for batch in batches:
-        room[count : count + len(batch)] = batch
-        count += len(batch)
-    return room[:count]
 
 
 def _store(
@@ -94,13 +82,11 @@ def _store(
     skips: Skips,
     key: str | None,
 ) -> Store:
-    skipped = [Skipped(data.where(position), reason) for position, reason in skips]
-    if skipped and data.strict:
-        raise UnreadableImage(*skipped[0])
-    data.unreadable.update(skipped)
-    readable = torch.ones(len(data), dtype=torch.bool)
-    readable[[position for position, _ in skips]] = False
-    positions = readable.nonzero().flatten()
-    labels = None if data.labels is None else data.labels[positions]
-    paths = None if data.paths is None else [data.paths[i] for i in positions.tolist()]
-    return Store(values, positions, labels, data.classes, paths, skipped, key)
+    unreadable = {data.where(position): reason for position, reason in skips}
+    if unreadable and data.strict:
+        raise UnreadableImage(*next(iter(unreadable.items())))
+    data.unreadable.update(unreadable)
+    lost = {position for position, _ in skips}
+    positions = torch.tensor([i for i in range(len(data)) if i not in lost])
+    part = data.subset(positions)
+    return Store(values, positions, part.labels, data.classes, part.paths, unreadable, key)

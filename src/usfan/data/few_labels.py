@@ -17,7 +17,7 @@ from torch import Tensor
 from usfan.data.decoding.decode import one_line
 from usfan.data.images import common_folder
 from usfan.data.labels import ClassNames, some
-from usfan.data.lists import check_root, entries_of, read_text
+from usfan.data.lists import absolute, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.errors import DataError
@@ -42,17 +42,15 @@ def few_labels(
     data: ImageData | Store,
     classes: Sequence[str],
     *,
-    root: str | None = None,
     open_set: bool = False,
 ) -> Tensor:
     """LongTensor, one entry per image of `data`: an index into `classes`, or −1 for an image without a label.
 
-    With `root` no path may leave it. With `open_set`, other names are new classes, and get the index len(classes).
+    With `open_set`, other names are new classes, and get the index len(classes).
     """
-    if isinstance(labels, Tensor):
-        table = labels.detach().cpu().long()
-    else:
-        table = _table(labels, data, classes, root, open_set)
+    if not isinstance(labels, Tensor):
+        labels = _table(labels, data, classes, open_set)
+    table = labels.detach().cpu().long()
     if table.shape != (len(data),):
         raise DataError(
             f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(table.shape)}"
@@ -70,11 +68,10 @@ def only_labelled(
     labels: UserLabelSource,
     classes: Sequence[str],
     *,
-    root: str | None = None,
     open_set: bool = False,
 ) -> ImageData:
     """The images of `data` that the user labelled, with these labels."""
-    table = few_labels(labels, data, classes, root=root, open_set=open_set)
+    table = few_labels(labels, data, classes, open_set=open_set)
     labelled = table >= 0
     part = data.subset(labelled)
     return part._with(labels=table[labelled], classes=tuple(classes), named=True)
@@ -84,29 +81,18 @@ def _table(
     labels: object,
     data: ImageData | Store,
     classes: Sequence[str],
-    root: str | None,
     open_set: bool,
 ) -> Tensor:
     model = ClassNames(classes)
     positions = {path: position for position, path in enumerate(data.paths or ())}
     folders = [os.getcwd()]
     if isinstance(labels, (str, os.PathLike)):
-        folders.insert(0, os.path.dirname(_absolute(labels)))
+        folders.insert(0, os.path.dirname(absolute(labels)))
     if data.paths:
         folders.append(common_folder(data.paths))
     table = torch.full((len(data),), NONE)
     for place, image, name in _rows(labels):
-        if positions and isinstance(image, (str, os.PathLike)):
-            path = os.path.expanduser(image)
-            candidates = [os.path.abspath(os.path.join(folder, path)) for folder in folders]
-            candidates = [path for path in candidates if path in positions]
-            if not candidates:
-                problem = f"{one_line(path)} is not an image of {data_name(data)}"
-                raise DataError(f"{place}{problem}: give labels of images in it")
-            check_root(candidates[:1], root, place)
-            position = positions[candidates[0]]
-        else:
-            position = _position(place, image, data)
+        position = _position(place, image, data, positions, folders)
         number = _class_number(place, name, model, open_set)
         previous = int(table[position])
         if previous not in (NONE, number):
@@ -121,7 +107,7 @@ def _table(
 def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
     """Place, image and class name of the labels in a file, a mapping or pairs."""
     if isinstance(labels, (str, os.PathLike)):
-        file = _absolute(labels)
+        file = absolute(labels)
         for place, path, name in entries_of(read_text(file), os.path.basename(file)):
             if name is not None:
                 yield place, path, name
@@ -139,19 +125,31 @@ def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
         yield place, item[0], str(item[1])
 
 
-def _position(place: str, image: ImageName, data: ImageData | Store) -> int:
+def _position(
+    place: str,
+    image: ImageName,
+    data: ImageData | Store,
+    positions: dict[str, int],
+    folders: list[str],
+) -> int:
+    """The position of an image, which is named by its path (from one of the folders) or its position."""
+    name = getattr(data, "name", "the data")
+    if positions and isinstance(image, (str, os.PathLike)):
+        path = os.path.expanduser(image)
+        for folder in folders:
+            position = positions.get(os.path.abspath(os.path.join(folder, path)))
+            if position is not None:
+                return position
+        problem = f"{one_line(path)} is not an image of {name}"
+        raise DataError(f"{place}{problem}: give labels of images in it")
     try:
         position = int(image)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         position = -1
-    if 0 <= position < len(data):
-        return position
-    expected = f"{data_name(data)} has images 0 to {len(data) - 1}"
-    raise DataError(f"{place}{expected}, no {image!r}")
-
-
-def data_name(data: ImageData | Store) -> str:
-    return data.name if isinstance(data, ImageData) else "the data"
+    if not 0 <= position < len(data):
+        expected = f"{name} has images 0 to {len(data) - 1}"
+        raise DataError(f"{place}{expected}, no {image!r}")
+    return position
 
 
 def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> int:
@@ -159,14 +157,10 @@ def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> i
     number = model.number(name)
     if number is not None:
         return number
-    if open_set and model.whatever_case(name) is None:
+    if open_set and not model.has_any([name]):
         return len(model.index)
     similar = model.similar(name)
     hint = (
         f"did you mean {similar}?" if similar else f"its classes are {some(list(model.index))}"
     )
     raise DataError(f"{place}the model has no class {one_line(name)}: {hint}")
-
-
-def _absolute(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))

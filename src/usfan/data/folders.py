@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from usfan.budget import check_cost
 from usfan.data.decoding.decode import SUFFIXES, one_line
@@ -20,68 +20,61 @@ class NoImages(DataError):
     """A folder without images."""
 
 
-class Folder(NamedTuple):
-    paths: list[str]
-    """Absolute, class by class, sorted within each."""
-    names: list[str] | None
-    """The class folder of each image; None for a flat folder."""
+def scan(folder: str, *, unlabelled: bool = False) -> tuple[list[str], list[str] | None]:
+    """The paths of the images, class by class, and the class folder of each; None for a flat folder.
 
-
-def scan(folder: str, *, unlabelled: bool = False) -> Folder:
-    """Find the images. Hidden files and folders are skipped; symbolic links are followed.
-
-    Class folders without images are skipped too. Images beside class folders are refused: they have no class.
-    With `unlabelled` all images are taken, at any depth, and folder names mean nothing (`DCIM/100CANON`).
+    Hidden files and folders are skipped, class folders without images too; symbolic links are followed. Images beside
+    class folders are refused: they have no class. With `unlabelled` all images are taken, at any depth, and folder
+    names mean nothing (`DCIM/100CANON`).
     """
-    walk = _walk(folder)
-    _, images, others = next(walk)
+    beside: list[str] = []
     names: list[str] = []
     paths: list[str] = []
-    for class_name, files, more in walk:
-        paths += files
-        names += [class_name] * len(files)
-        others += more
-    if not images and not paths:
+    others: Counter[str] = Counter()
+    for class_name, path in _walk(folder):
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix not in SUFFIXES:
+            others[suffix or "no suffix"] += 1
+        elif class_name == os.curdir:
+            beside.append(path)
+        else:
+            names.append(class_name)
+            paths.append(path)
+    if not beside and not paths:
         raise NoImages(_nothing(folder, others))
     if unlabelled or not paths:
-        return Folder(images + paths, None)
-    if images:
-        first = one_line(os.path.basename(images[0]))
-        beside = (
-            f"{len(images)} images (such as {first}) beside {len(set(names))} class folders"
-        )
+        return beside + paths, None
+    if beside:
+        first = one_line(os.path.basename(beside[0]))
+        count = f"{len(beside)} images (such as {first}) beside {len(set(names))} class folders"
         advice = "move them into a class folder, or give a list file, or take all images without labels (unlabelled)"
-        raise DataError(f"{one_line(folder)} holds {beside}: {advice}")
+        raise DataError(f"{one_line(folder)} holds {count}: {advice}")
     order = sorted(range(len(paths)), key=lambda i: (name_key(names[i]), paths[i]))
-    return Folder([paths[i] for i in order], [names[i] for i in order])
+    return [paths[i] for i in order], [names[i] for i in order]
 
 
-def _walk(top: str) -> Iterator[tuple[str, list[str], Counter[str]]]:
-    """The class of every folder, its images (paths) and its other files by suffix; the top folder first.
+def _walk(top: str) -> Iterator[tuple[str, str]]:
+    """The class and the path of every file; those in the top folder itself come first, with the class `.`.
 
     Links may lead to a folder again and again, or round in a circle: each folder counts once for a class.
     """
     visited: set[tuple[str, int, int]] = set()
-    subject = f"{printable(top, 300)}: folders below it"
-    for place, folders, files in os.walk(top, onerror=_refuse, followlinks=True):
+    waiting = [(os.curdir, top)]
+    while waiting:
+        class_name, place = waiting.pop()
+        # One level at a time: below a thousand levels, os.walk would exceed Python's limit on recursion.
+        _, folders, files = next(os.walk(place, onerror=_refuse))
         status = os.stat(place)
-        class_name = os.path.relpath(place, top).split(os.sep)[0]
         identities = {(name, status.st_dev, status.st_ino) for name in (os.curdir, class_name)}
         if visited & identities:
-            folders.clear()
             continue
         visited.add((class_name, status.st_dev, status.st_ino))
+        subject = f"{printable(top, 300)}: folders below it"
         check_cost(subject, len(visited) - 1, MOST_FOLDERS, "or more", DataError)
-        folders[:] = _visible(folders)
-        images = []
-        others: Counter[str] = Counter()
+        for name in reversed(_visible(folders)):
+            waiting.append((name if place == top else class_name, os.path.join(place, name)))
         for name in _visible(files):
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES:
-                images.append(os.path.join(place, name))
-            else:
-                others[suffix or "no suffix"] += 1
-        yield class_name, images, others
+            yield class_name, os.path.join(place, name)
 
 
 def _visible(names: list[str]) -> list[str]:

@@ -1,7 +1,9 @@
 """The pictures of an `ImageData`: in files, in an array, or in a dataset object.
 
-The three kinds share one small interface, `Images`. Each also names a bad picture (`where`), and can
-digest its content, which keys the cache.
+Each kind of `Images` gives a picture, upright, in mode RGB or L (`picture`), names a bad one by its file or place
+(`where`), takes some of the pictures (`take`), and digests its content (`digest`), which keys the cache.
+
+Arrays and tensors are N×H×W, N×H×W×C or N×C×H×W with C = 1 or 3; uint8, or floats in [0, 1].
 """
 
 from __future__ import annotations
@@ -10,17 +12,17 @@ import copy
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
-from usfan.data.arrays import one_image
 from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, decode_file
+from usfan.data.labels import LabelValues
 from usfan.errors import DataError
 
+ArrayLike = np.ndarray | torch.Tensor
 CONTENT_SAMPLES = 32
 """Files that are read for the fingerprint of a folder or list; of the others, only name, size and time count."""
 
@@ -29,19 +31,13 @@ BROKEN_FILE = (OSError, SyntaxError, Image.DecompressionBombError)
 """The errors that Pillow raises for broken files."""
 
 
-class Images(Protocol):
-    def __len__(self) -> int: ...
+class Content(NamedTuple):
+    """What a source brings."""
 
-    def picture(self, i: int, channels: int) -> Image.Image:
-        """Picture `i`, upright, in mode RGB or L."""
-
-    def where(self, i: int) -> str:
-        """The file, or the place in the dataset."""
-
-    def take(self, indices: Sequence[int]) -> Images: ...
-
-    def digest(self) -> str:
-        """A hex digest of the content."""
+    images: Images
+    labels: LabelValues | None = None
+    classes: Sequence[str] | None = None
+    """The names of numbered labels."""
 
 
 class FileImages:
@@ -70,7 +66,7 @@ class FileImages:
         folder = common_folder(self.paths)
         step = max(1, len(self.paths) // CONTENT_SAMPLES)
         for i, path in enumerate(self.paths):
-            hashed.update(os.fsencode(below(path, folder)))
+            hashed.update(os.fsencode(path.removeprefix(folder)))
             try:
                 status = os.stat(path)
                 hashed.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
@@ -116,12 +112,10 @@ class ArrayImages(SelectedImages):
         shape = (size, size) if channels == 1 else (size, size, 3)
         return self.pixels.shape[1:] == shape
 
-    def rows(self, positions: Sequence[int]) -> Tensor:
-        """uint8 n×C×H×W at once, for pictures that need no conversion."""
-        rows = torch.from_numpy(
-            self.pixels[self.indices[np.asarray(positions, dtype=np.int64)]]
-        )
-        return rows[:, None] if rows.ndim == 3 else rows.permute(0, 3, 1, 2).contiguous()
+    def planes(self, i: int) -> bytes:
+        """The pixels channel by channel, of pictures that need no conversion."""
+        picture: np.ndarray = self.pixels[self.indices[i]]
+        return picture.tobytes() if picture.ndim == 2 else np.moveaxis(picture, -1, 0).tobytes()
 
     def digest(self) -> str:
         """Digest of the shape and every byte."""
@@ -134,31 +128,21 @@ class ArrayImages(SelectedImages):
 class DatasetImages(SelectedImages):
     """Pictures that a dataset object hands out, one item at a time: `dataset[i]` is an image, a tuple or a dict."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        name: str,
-        column: str | None = None,
-    ) -> None:
+    def __init__(self, dataset: Any, name: str) -> None:
         super().__init__(name, len(dataset))
         self.dataset = dataset
-        self.column = column
 
     def picture(self, i: int, channels: int) -> Image.Image:
         where = self.where(i)
         try:
-            image, _ = image_and_label(self.dataset[int(self.indices[i])], self.column)
+            image, _ = image_and_label(self.dataset[int(self.indices[i])])
             return as_picture(image, where, channels)
         except BROKEN_FILE as error:
             raise UnreadableImage(where, str(error) or type(error).__name__) from error
 
     def digest(self) -> str:
-        """Uses the fingerprint of a Hugging Face dataset if there is one, else decodes every picture."""
+        """Decodes every picture."""
         hashed = blake2b(f"{len(self)}".encode(), digest_size=16)
-        fingerprint = getattr(self.dataset, "_fingerprint", None)
-        if isinstance(fingerprint, str):
-            hashed.update(f"{fingerprint}{self.column}{self.indices.tolist()}".encode())
-            return hashed.hexdigest()
         for i in range(len(self)):
             try:
                 picture = self.picture(i, 3)
@@ -168,14 +152,17 @@ class DatasetImages(SelectedImages):
         return hashed.hexdigest()
 
 
-def image_and_label(item: Any, column: str | None = None) -> tuple[Any, Any]:
+Images = FileImages | ArrayImages | DatasetImages
+
+
+def image_and_label(item: Any) -> tuple[Any, Any]:
     """The image in an item of a dataset, and its label or None."""
     if isinstance(item, (tuple, list)) and item:
         return item[0], item[1] if len(item) > 1 else None
     if not isinstance(item, dict):
         return item, None
     label = item.get("label", item.get("labels"))
-    for name in (column,) if column else ("image", "img", "pixel_values", "jpg", "png"):
+    for name in ("image", "img", "pixel_values", "jpg", "png"):
         if name in item:
             return item[name], label
     if "bytes" in item or "path" in item:
@@ -206,6 +193,78 @@ def common_folder(paths: list[str]) -> str:
     return os.path.commonpath([os.path.dirname(path) for path in paths])
 
 
-def below(path: str, folder: str) -> str:
-    """The part of an absolute path below a folder that holds it."""
-    return path[len(folder) :].lstrip(os.sep)
+def image_array(source: ArrayLike, name: str) -> np.ndarray:
+    """uint8 N×H×W (grey) or N×H×W×3, from any of the layouts above. uint8 input is not copied.
+
+    If both the second and the last axis could hold the channels, a tensor is read as N×C×H×W, an array as N×H×W×C.
+    """
+    array, channels_first = _numpy(source)
+    if array.ndim not in (3, 4):
+        raise DataError(f"{name} has shape {_shape(array)}: expected N×H×W, N×H×W×C or N×C×H×W")
+    if array.ndim == 3 and len(array) > 1 and array.shape[-1] == 3 and array.shape[1] != 3:
+        raise DataError(
+            f"{name} has shape {_shape(array)}, which looks like one image: give N×H×W×3 (array[None])"
+        )
+    if 0 in array.shape:
+        raise DataError(f"{name} holds no images, or no pixels: its shape is {_shape(array)}")
+    return _as_uint8(_channels_last(array, channels_first, name), name)
+
+
+def one_image(source: ArrayLike, where: str) -> np.ndarray:
+    """uint8 H×W or H×W×3, from one item of a dataset."""
+    if not isinstance(source, ArrayLike):
+        raise DataError(
+            f"{where} is a {type(source).__name__}: expected a Pillow image, an array, a tensor or a path"
+        )
+    image: np.ndarray = image_array(source[None], where)[0]
+    return image
+
+
+def _as_uint8(array: np.ndarray, name: str) -> np.ndarray:
+    """uint8 as it is; floats in [0, 1] times 255, rounded. Anything else is refused: its scale is unknown."""
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind != "f":
+        raise DataError(f"{name} is {array.dtype}: expected uint8, or floats in [0, 1]")
+    low = array.min()
+    high = array.max()
+    if not (low >= 0 and high <= 1):  # NaN is neither
+        raise DataError(
+            f"{name} holds floats from {low:.3g} to {high:.3g}: expected floats in [0, 1], or uint8; "
+            "rescale them, and leave out any normalisation (the model brings its own)"
+        )
+    result = np.empty(array.shape, np.uint8)
+    for row, image in zip(result, array, strict=True):  # one by one: no second copy in floats
+        row[:] = np.round(image.astype(np.float32) * 255)
+    return result
+
+
+def _numpy(source: ArrayLike) -> tuple[np.ndarray, bool]:
+    """The values as numpy, and whether the channels more likely come first."""
+    if isinstance(source, np.ndarray):
+        return source, False
+    tensor = source.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy(), True
+
+
+def _channels_last(
+    array: np.ndarray,
+    channels_first: bool,
+    name: str,
+) -> np.ndarray:
+    """N×H×W (grey) or N×H×W×3."""
+    if array.ndim == 3:
+        return array
+    first = array.shape[1] in (1, 3)
+    last = array.shape[3] in (1, 3)
+    if not first and not last:
+        raise DataError(
+            f"{name} has shape {_shape(array)}: expected 1 or 3 channels, N×H×W×C or N×C×H×W"
+        )
+    if first and (channels_first or not last):
+        array = array.transpose(0, 2, 3, 1)
+    return array[..., 0] if array.shape[3] == 1 else array
+
+
+def _shape(array: np.ndarray) -> str:
+    return "×".join(map(str, array.shape)) or "()"

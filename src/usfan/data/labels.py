@@ -54,13 +54,9 @@ class ClassNames:
         """The index of the class with exactly this name."""
         return self.index.get(canonical(name))
 
-    def whatever_case(self, name: str) -> str | None:
-        """The class with this name, if case does not count."""
-        return self.folded.get(canonical(name).casefold())
-
     def has_any(self, names: Iterable[str]) -> bool:
         """Whether one of the names is that of a class, whatever its case."""
-        return any(self.whatever_case(name) is not None for name in names)
+        return any(canonical(name).casefold() in self.folded for name in names)
 
     def similar(self, name: str) -> str | None:
         """The class that the user may have meant."""
@@ -99,50 +95,33 @@ def check_numbering(
             )
 
 
-def from_names(
-    names: Sequence[str],
-    classes: Sequence[str] | None,
-    data_name: str,
-) -> Labels:
-    """Labels from the class name of each image; without `classes`, in case-insensitive alphabetical order."""
-    if classes is None:
-        table = tuple(sorted(set(names), key=name_key))
-        index = {name: number for number, name in enumerate(table)}
-    else:
-        table = checked_classes(classes)
-        index = ClassNames(table).index
-        names = [canonical(name) for name in names]
-    for name in table:
-        if re.search("[\ud800-\udfff]", name):  # bytes of a file name that are not UTF-8
-            problem = f"a class whose name is not UTF-8 ({one_line(name)})"
-            raise DataError(f"{data_name} has {problem}: rename its folder")
-    unknown = sorted(set(names) - set(index), key=name_key)
-    if unknown:
-        raise DataError(f"{data_name} has {class_count(unknown)} not among the classes given")
-    return Labels(torch.tensor([index[name] for name in names]), table, True)
+def read_labels(values: LabelValues, count: int, data_name: str) -> Labels | None:
+    """Labels as a caller or a dataset gives them: numbers or names, in a tensor, an array or a sequence.
 
-
-def from_values(
-    values: LabelValues,
-    classes: Sequence[str] | None,
-    count: int,
-    data_name: str,
-) -> Labels:
-    """Labels as a caller gives them: numbers or names, in a tensor, an array or a sequence."""
+    None if all of them are None or −1: torchvision and Hugging Face mark unlabelled splits so.
+    """
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise DataError(f"labels of {data_name} are {values!r}: expected one label per image")
-    array = values if isinstance(values, np.ndarray) else np.asarray(list(values))
+    array = values
+    if not isinstance(array, np.ndarray):
+        array = np.asarray([item.item() if hasattr(item, "item") else item for item in values])
     if array.shape != (count,):
         shape = "×".join(map(str, array.shape)) or "no"
         raise DataError(
             f"{data_name} has {count} images but {shape} labels: expected one label per image"
         )
     items = array.tolist()
-    if array.dtype.kind in "UO" and all(isinstance(item, str) for item in items):
-        return from_names(items, classes, data_name)
-    return _from_numbers(array, classes, data_name)
+    missing = items.count(None)
+    if 0 < missing < count:
+        labelled = f"{count - missing} of its {count} images have a label"
+        raise DataError(f"{data_name}: {labelled}: expected all or none")
+    if all(item in (None, -1) for item in items):
+        return None
+    if all(isinstance(item, str) for item in items):
+        return _from_names(items, data_name)
+    return _from_numbers(array, data_name)
 
 
 def match(
@@ -190,29 +169,26 @@ def class_count(names: Sequence[str]) -> str:
     return f"{len(names)} {noun} ({some(names)})"
 
 
-def _from_numbers(
-    array: np.ndarray,
-    classes: Sequence[str] | None,
-    data_name: str,
-) -> Labels:
-    """Labels that are numbers already; without `classes` they are named '0', '1', …"""
-    if (
-        array.dtype.kind == "f"
-        and np.isfinite(array).all()
-        and (array == np.round(array)).all()
-    ):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu" or array.size == 0:
+def _from_names(names: Sequence[str], data_name: str) -> Labels:
+    """The classes are in case-insensitive alphabetical order."""
+    table = tuple(sorted(set(names), key=name_key))
+    for name in table:
+        if re.search("[\ud800-\udfff]", name):  # bytes of a file name that are not UTF-8
+            problem = f"a class whose name is not UTF-8 ({one_line(name)})"
+            raise DataError(f"{data_name} has {problem}: rename its folder")
+    index = {name: number for number, name in enumerate(table)}
+    return Labels(torch.tensor([index[name] for name in names]), table, True)
+
+
+def _from_numbers(array: np.ndarray, data_name: str) -> Labels:
+    """The classes are named '0', '1', …"""
+    if array.dtype.kind not in "iu":
         expected = "expected whole numbers or class names"
         raise DataError(f"labels of {data_name} are {array.dtype}: {expected}")
-    table = None if classes is None else checked_classes(classes)
-    most = MAX_CLASSES if table is None else len(table)
     low = int(array.min())
     high = int(array.max())
-    if low < 0 or high >= most:
-        expected = f"expected numbers from 0 to {most - 1}"
+    if low < 0 or high >= MAX_CLASSES:
+        expected = f"expected numbers from 0 to {MAX_CLASSES - 1}"
         raise DataError(f"{data_name} has labels from {low} to {high}: {expected}")
-    labels = torch.from_numpy(array.astype(np.int64))
-    if table is None:
-        return Labels(labels, tuple(str(i) for i in range(high + 1)), False)
-    return Labels(labels, table, True)
+    names = tuple(str(number) for number in range(high + 1))
+    return Labels(torch.from_numpy(array.astype(np.int64)), names, False)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import is_image_name, one_line
-from usfan.data.labels import Labels, from_names, from_values
+from usfan.data.labels import checked_classes
 from usfan.errors import DataError
-from usfan.files import read_named
+from usfan.files import parse_json, read_named
 
 _LINE = re.compile(r"(?P<path>.*?)[ \t]+(?P<word>[^ \t]+)")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,12}")
@@ -111,19 +111,14 @@ def _column(cells: Sequence[str], names: Sequence[str]) -> int:
     return next((cells.index(name) for name in names if name in cells), len(cells))
 
 
-def read(
-    file: str,
-    root: str | None,
-    classes: Sequence[str] | None,
-) -> tuple[list[str], Labels | None]:
+def read(file: str, root: str | None) -> tuple[list[str], list[str] | list[int] | None]:
     """Absolute paths and labels of a list file; every file is checked to be there."""
-    name = one_line(file)
     entries = entries_of(read_text(file), file)
     if not entries:
         raise DataError(
-            f"{name} is empty: expected lines of `path label` or `path`, or a table with these columns"
+            f"{one_line(file)} is empty: expected lines of `path label` or `path`, or a table with these columns"
         )
-    return paths_of(entries, os.path.dirname(file), root), _labels(entries, classes, name)
+    return paths_of(entries, os.path.dirname(file), root), _labels(entries)
 
 
 def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]:
@@ -139,6 +134,10 @@ def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]
     if missing:
         raise DataError(f"{missing[0]} ({len(missing)} of {len(entries)} files are missing)")
     return paths
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 def inside(path: str, root: str) -> bool:
@@ -181,17 +180,29 @@ def _is_path(word: str) -> bool:
     return "/" in word or os.sep in word or is_image_name(word)
 
 
-def _labels(
-    entries: list[Entry],
-    classes: Sequence[str] | None,
-    file: str,
-) -> Labels | None:
+def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
     words = [entry.label for entry in entries if entry.label is not None]
     if not words:
         return None
     if len(words) < len(entries):
         place = next(entry.place for entry in entries if entry.label is None)
         raise DataError(f"{place}no label, but other lines have one")
-    if not all(_NUMBER.fullmatch(word) for word in words):
-        return from_names(words, classes, file)
-    return from_values([int(word) for word in words], classes, len(words), file)
+    if all(_NUMBER.fullmatch(word) for word in words):
+        return [int(word) for word in words]
+    return words
+
+
+def read_classes(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The names of a text file (one per line) or a JSON list."""
+    text = read_text(str(path), "one class name per line")
+    if not text.lstrip().startswith(("[", "{")):
+        return checked_classes(line.strip() for line in text.splitlines() if line.strip())
+    try:
+        value = parse_json(text.encode())
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise DataError(
+            f"{one_line(str(path))} must hold class names: one per line, or a JSON list of them"
+        )
+    return checked_classes(value)

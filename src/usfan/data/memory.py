@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-Place = Literal["device", "pinned", "host", "disk"]
+SHARE = 0.5
+"""Share of the free memory that a set of images, or of their features, may take."""
 
 
-def choose_place(
-    size: int,
-    device: torch.device,
-    share: float,
-) -> Place:
-    """The fastest place whose free memory holds `size` bytes within `share` of it.
-
-    Torch rounds pinned memory up to a power of two; if only the plain size fits, plain host memory is used.
-    """
-    host = share * free_host_memory()
-    if device.type == "cuda":
-        if size <= share * torch.cuda.mem_get_info(device)[0]:
-            return "device"
-        if 1 << (size - 1).bit_length() <= host:
-            return "pinned"
-    return "host" if size <= host else "disk"
+def choose_place(size: int, device: torch.device) -> torch.device | None:
+    """The device if it has room for so many bytes, else the host; None if neither has."""
+    if device.type == "cuda" and size <= SHARE * torch.cuda.mem_get_info(device)[0]:
+        return device
+    return torch.device("cpu") if size <= SHARE * free_host_memory() else None
 
 
 def free_host_memory() -> int:

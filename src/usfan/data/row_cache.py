@@ -1,6 +1,6 @@
 """Rows of numbers that later runs use again: decoded images, or features of them.
 
-    KEY.npy    N rows, in numpy's own format
+    KEY.rows   the bytes of N rows
     KEY.json   skipped = [[position, reason], …], checksums = CRC-32 of every CHECKED rows, and a digest of both
 
 Each file gets its name only once it is complete and on the disk, the JSON file last, so a build that was cut off leaves
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import io
 import json
 import logging
 import math
@@ -22,19 +20,20 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from usfan.data.memory import Place
+from usfan.data.memory import choose_place
 from usfan.errors import ArtifactError
-from usfan.files import Folder, read_json_in, write_json
+from usfan.files import Folder, read_in, write_json
 
-VERSION = 2
+VERSION = 3
 """Part of every key: files of another version are not looked at."""
 CHECKED = 64
 """Rows per checksum."""
@@ -56,189 +55,131 @@ def digest(value: object) -> str:
     return blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
-def allocate(
-    count: int,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    place: Place,
-) -> Tensor:
-    """Memory for so many rows, on the device or the host."""
-    where = device if place == "device" else torch.device("cpu")
-    return torch.empty((count, *shape), dtype=dtype, device=where, pin_memory=place == "pinned")
-
-
+@dataclass(frozen=True)
 class RowCache:
     """The two files of one key. `count` images have a row of this shape and type each, unless they were skipped."""
 
-    def __init__(
-        self,
-        folder: Path,
-        key: str,
-        count: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> None:
-        self.folder = folder
-        self.key = key
-        self.count = count
-        self.shape = shape
-        self.dtype = dtype
-        self._numpy_type = torch.empty(0, dtype=dtype).numpy().dtype
-        self._row_bytes = math.prod(shape) * dtype.itemsize
-        self.table = folder / f"{key}.npy"
-        self.header = folder / f"{key}.json"
+    folder: Path
+    key: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def size(self, count: int) -> int:
+        """Bytes of so many rows."""
+        return count * math.prod(self.shape) * self.dtype.itemsize
 
     def read_or_build(
         self,
         device: torch.device,
-        place: Place,
         batches: Callable[[Skips], Iterable[Tensor]],
     ) -> tuple[Tensor, Skips]:
-        """The rows and the skipped images. `batches` gives CHECKED rows at a time, and notes skipped images."""
+        """The rows, on the device if they fit, and the skipped images. `batches` gives CHECKED rows at a time, and
+        notes skipped images."""
+        table = self.folder / f"{self.key}.rows"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with Folder(self.folder, create=True) as folder, self._lock(folder):
+                rows = self._read(folder, device)
+                if rows is None:
+                    self._build(folder, batches)
+                    rows = self._read(folder, device)
         except OSError as error:
-            raise _cannot_write(error, self.folder) from error
-        with _locked(self.folder, f"{self.key}.lock") as is_locked:
-            rows = self.read(device, place)
-            if rows is not None:
-                return rows
-            if is_locked:
-                self._remove_parts()
-            try:
-                self._build(batches)
-            except OSError as error:
-                raise _cannot_write(error, self.table) from error
-            rows = self.read(device, place)
+            advice = "free some space, or choose another folder (cache_dir, or the variable USFAN_CACHE)"
+            reason = f"cannot write the image cache: {error.strerror or error}; {advice}"
+            raise OSError(error.errno, reason, str(table)) from error
         if rows is None:
             reason = "the image cache cannot be read back right after it was written"
-            raise OSError(errno.EIO, reason, str(self.table))
+            raise OSError(errno.EIO, reason, str(table))
         return rows
 
-    def read(self, device: torch.device, place: Place) -> tuple[Tensor, Skips] | None:
+    @contextlib.contextmanager
+    def _lock(self, folder: Folder) -> Iterator[None]:
+        """One builder at a time; others wait, then find the files. The system drops the lock of a process that dies,
+        and the next one removes what it left behind.
+
+        If files cannot be locked, two may build at once: each writes under a name of its own, and both end with the
+        same files.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.callback(os.close, folder.lock(f"{self.key}.lock", wait=True))
+                for name in folder.names():
+                    if name.startswith(f".{self.key}."):
+                        folder.remove(name)
+            yield
+
+    def _read(self, folder: Folder, device: torch.device) -> tuple[Tensor, Skips] | None:
         """The rows, in memory or mapped; None if there are none, or they are damaged. Links are not followed."""
-        if not os.path.lexists(self.header):
+        if folder.kind(f"{self.key}.json") == "missing":
             return None
         try:
-            with Folder(self.folder) as folder:
-                skips, checksums = self._parse(read_json_in(folder, self.header.name))
-                with folder.open(self.table.name) as file:
-                    table = self._map(file, self.count - len(skips))
+            skips, checksums = self._read_header(folder)
+            with folder.open(f"{self.key}.rows") as file:
+                table = self._map(file, self.count - len(skips))
+            rows = table
+            step = max(1, len(checksums) // SAMPLED)
+            place = choose_place(self.size(len(table)), device)
+            if place is not None:
+                rows = torch.empty_like(table, device=place)
+                step = 1
+            for number in {*range(0, len(checksums), step), len(checksums) - 1}:
+                block = slice(number * CHECKED, (number + 1) * CHECKED)
+                if zlib.crc32(_bytes_of(table[block])) != checksums[number]:
+                    raise ArtifactError("its rows are damaged")
+                if rows is not table:
+                    rows[block] = table[block]
         except ArtifactError as error:
-            _log.warning("building the cache file %s again: %s", self.table, error)
+            _log.warning("building the cache file %s.rows again: %s", self.key, error)
             return None
-        rows = table
-        step = max(1, len(checksums) // SAMPLED)
-        if place != "disk":
-            rows = allocate(len(table), self.shape, self.dtype, device, place)
-            step = 1
-        for number in {*range(0, len(checksums), step), len(checksums) - 1}:
-            block = slice(number * CHECKED, (number + 1) * CHECKED)
-            if zlib.crc32(_bytes_of(table[block])) != checksums[number]:
-                _log.warning(
-                    "building the cache file %s again: its rows are damaged", self.table
-                )
-                return None
-            if rows is not table:
-                rows[block] = table[block]
         return rows, skips
 
-    def _parse(self, header: Any) -> tuple[Skips, list[int]]:
+    def _read_header(self, folder: Folder) -> tuple[Skips, list[int]]:
         """The skipped images and the checksums; the digest says that they are those of this key."""
+        name = f"{self.key}.json"
+        header = read_in(folder, name)
         try:
             content = header["content"]
             if header["digest"] != digest([self.key, content]):
-                raise ArtifactError(f"{self.header.name} is damaged, or of other images")
+                raise ArtifactError(f"{name} is damaged, or of other images")
             skips = [(int(position), str(reason)) for position, reason in content["skipped"]]
             checksums = [int(value) for value in content["checksums"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{self.header.name} cannot be read") from error
+            raise ArtifactError(f"{name} cannot be read") from error
         count = self.count - len(skips)
         positions = {position for position, _ in skips}
         is_valid = len(positions) == len(skips) and positions <= set(range(self.count))
         if not is_valid or count < 1 or len(checksums) != math.ceil(count / CHECKED):
-            raise ArtifactError(f"{self.header.name} does not fit {self.count} images")
+            raise ArtifactError(f"{name} does not fit {self.count} images")
         return skips, checksums
-
-    def _numpy_header(self, count: int) -> bytes:
-        """The bytes before the rows. numpy pads them, so that their length does not depend on the count."""
-        buffer = io.BytesIO()
-        kind = np.lib.format.dtype_to_descr(self._numpy_type)
-        fields = {"shape": (count, *self.shape), "fortran_order": False, "descr": kind}
-        np.lib.format.write_array_header_1_0(buffer, fields)
-        return buffer.getvalue()
 
     def _map(self, file: BinaryIO, count: int) -> Tensor:
         """The rows without reading them: pages come from the disk as they are used."""
-        header = self._numpy_header(count)
         size = os.fstat(file.fileno()).st_size
-        expected = len(header) + count * self._row_bytes
-        if size != expected:
-            raise ArtifactError(f"it has {size} bytes instead of {expected}")
-        if file.read(len(header)) != header:
-            raise ArtifactError("its header is damaged")
+        if size != self.size(count):
+            raise ArtifactError(f"it has {size} bytes instead of {self.size(count)}")
         # Read-only: Linux refuses a private writable mapping that is larger than the memory, and such files end here.
-        table = np.memmap(file, self._numpy_type, "r", len(header), (count, *self.shape))
+        content = np.memmap(file, np.uint8, "r")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(table)
+            return torch.from_numpy(content).view(self.dtype).view(count, *self.shape)
 
-    def _build(self, batches: Callable[[Skips], Iterable[Tensor]]) -> None:
-        needed = self.count * self._row_bytes
+    def _build(self, folder: Folder, batches: Callable[[Skips], Iterable[Tensor]]) -> None:
+        needed = self.size(self.count)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             sizes = f"{needed >> 20} MiB needed, {free >> 20} MiB free"
             raise OSError(errno.ENOSPC, f"No space left on device ({sizes})")
         skips: Skips = []
         checksums: list[int] = []
-        count = 0
-        with (
-            Folder(self.folder) as folder,
-            folder.replacing(self.table.name) as part,
-            open(part, "wb") as file,
-        ):
-            file.write(self._numpy_header(self.count))
+        with folder.replacing(f"{self.key}.rows") as part, open(part, "wb") as file:
             for batch in batches(skips):
-                content = _bytes_of(batch.cpu().contiguous())
-                checksums.append(zlib.crc32(content))
-                file.write(content)
-                count += len(batch)
-            file.seek(0)
-            file.write(self._numpy_header(count))
-        header = {"skipped": skips, "checksums": checksums}
-        write_json(self.header, {"content": header, "digest": digest([self.key, header])})
-
-    def _remove_parts(self) -> None:
-        """Remove what killed builds left behind. Only the holder of the lock may."""
-        for part in self.folder.glob(f".{self.key}.*.part"):
-            part.unlink(missing_ok=True)
+                row_bytes = _bytes_of(batch.cpu().contiguous())
+                checksums.append(zlib.crc32(row_bytes))
+                file.write(row_bytes)
+        content = {"skipped": skips, "checksums": checksums}
+        header = {"content": content, "digest": digest([self.key, content])}
+        write_json(self.folder / f"{self.key}.json", header)
 
 
 def _bytes_of(rows: Tensor) -> memoryview:
     return rows.numpy().data.cast("B")
-
-
-@contextlib.contextmanager
-def _locked(path: Path, name: str) -> Iterator[bool]:
-    """One builder at a time; others wait, then find the files. The system drops the lock of a process that dies.
-
-    If files cannot be locked (False), two may build at once: each writes under a name of its own, and both end with
-    the same files.
-    """
-    with contextlib.ExitStack() as stack:
-        is_locked = False
-        with contextlib.suppress(OSError):
-            folder = stack.enter_context(Folder(path))
-            file = stack.enter_context(folder.in_place(name, append=True))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            is_locked = True
-        yield is_locked
-
-
-def _cannot_write(error: OSError, path: Path) -> OSError:
-    advice = (
-        "free some space, or choose another folder (cache_dir, or the variable USFAN_CACHE)"
-    )
-    reason = f"cannot write the image cache: {error.strerror or error}; {advice}"
-    return OSError(error.errno, reason, str(path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,19 +15,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from usfan.data import folders, lists
-from usfan.data.arrays import image_array
 from usfan.data.datasets import read_dataset
 from usfan.data.decoding.decode import is_image_name, one_line, to_tensor
-from usfan.data.images import ArrayImages, FileImages, Images
+from usfan.data.images import ArrayImages, Content, FileImages, Images, image_array
 from usfan.data.labels import (
     ClassNames,
     Labels,
     LabelValues,
     check_numbering,
     checked_classes,
-    from_names,
-    from_values,
     match,
+    read_labels,
     some,
 )
 from usfan.errors import DataError
@@ -64,7 +63,7 @@ class ImageData:
 
     Args:
         source: See above.
-        labels: One label per image, for arrays and sequences of paths.
+        labels: One label per image, if the source brings none.
         classes: Another order of the classes, or names for numbered labels.
         unlabelled: Ignore labels, and take folders of any name and depth.
         root: Folder that relative paths start from, and that no image may leave.
@@ -99,15 +98,28 @@ class ImageData:
                 "unlabelled= says to ignore labels, and labels= gives some: choose one"
             )
         base = None if root is None else os.path.abspath(os.fspath(root))
-        names = None if unlabelled else classes
-        self.images, content, self.name = _open(source, labels, names, base, name, unlabelled)
+        if labels is None and _is_pair(source):
+            source, labels = source
+        content, self.name = _open(source, base, name, unlabelled)
+        self.images, values, names = content
+        if labels is not None and values is not None:
+            raise DataError(f"labels= goes with images that have none; {self.name} has its own")
+        values = values if labels is None else labels
         self.strict = strict
         self.unreadable = {}
         self.labels = None
         self.classes = None if classes is None else checked_classes(classes)
         self.named = True
-        if content is not None and not unlabelled:
-            self.labels, self.classes, self.named = content
+        if values is None or unlabelled:
+            return
+        table = read_labels(values, len(self), self.name)
+        if table is not None:
+            self.labels, self.classes, self.named = table
+            names = names if classes is None else classes
+            if names is not None:
+                self.classes = checked_classes(names)
+                self.labels = match(table, self.classes, False, self.name)
+                self.named = True
 
     def _with(self, **fields: object) -> ImageData:
         """A copy with other fields."""
@@ -124,8 +136,6 @@ class ImageData:
 
     def load(self, i: int, channels: int = 3) -> Tensor:
         """Image `i` as uint8 channels×H×W, RGB (3) or grey (1). Raises `UnreadableImage`, which names the file."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"{self.name} has {len(self)} images: there is no image {i}")
         return to_tensor(self.images.picture(i, channels))
 
     def where(self, i: int) -> str:
@@ -141,32 +151,26 @@ class ImageData:
         self, indices: Sequence[int] | Sequence[bool] | np.ndarray | Tensor
     ) -> ImageData:
         """The images at these positions, in this order; a boolean mask works too. The classes stay the same."""
-        index = torch.as_tensor(indices)
+        index = torch.as_tensor(indices).cpu()
         if index.dtype == torch.bool:
-            if index.shape != (len(self),):
-                shape = tuple(index.shape)
+            if len(index) != len(self):
                 raise DataError(
-                    f"a mask over {self.name} needs {len(self)} entries, not {shape}"
+                    f"a mask over {self.name} needs {len(self)} entries, not {len(index)}"
                 )
             index = index.nonzero()
-        index = index.to("cpu", torch.long).flatten()
-        if len(index) == 0:
+        index = index.long().flatten()
+        if not len(index):
             raise DataError(f"no images of {self.name} were chosen")
         if int(index.min()) < 0 or int(index.max()) >= len(self):
-            last = len(self) - 1
-            raise DataError(
-                f"{self.name} has {len(self)} images: positions must be from 0 to {last}"
-            )
+            raise DataError(f"{self.name} has images 0 to {len(self) - 1}, and no others")
         labels = None if self.labels is None else self.labels[index]
         return self._with(images=self.images.take(index.tolist()), labels=labels)
 
-    def without_labels(self) -> ImageData:
-        """The same images, unlabelled."""
-        return self._with(labels=None, classes=None)
-
-    def with_class_names(self, classes: Sequence[str]) -> ImageData:
-        """The same images without labels, which keep these names for a model that has none."""
-        return self._with(labels=None, classes=checked_classes(classes))
+    def without_labels(self, classes: Sequence[str] | None = None) -> ImageData:
+        """The same images, unlabelled; they keep these names for a model that has none."""
+        return self._with(
+            labels=None, classes=None if classes is None else checked_classes(classes)
+        )
 
     def for_model(self, classes: Sequence[str], open_set: bool = False) -> ImageData:
         """`match_classes` if the labels are of the model's classes; the images without labels if no name is.
@@ -222,85 +226,61 @@ class ImageData:
 
 
 def _open(
-    source: Any,
-    labels: LabelValues | None,
-    classes: Sequence[str] | None,
-    root: str | None,
-    name: str | None,
-    unlabelled: bool,
-) -> tuple[Images, Labels | None, str]:
-    if labels is None and _is_pair(source):
-        source, labels = source
+    source: Any, root: str | None, name: str | None, unlabelled: bool
+) -> tuple[Content, str]:
+    """What the source brings, and what messages call it."""
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
-    is_array = isinstance(source, (np.ndarray, torch.Tensor))
-    has_paths = _is_paths(source)
-    if labels is not None and not is_array and not has_paths:
-        raise DataError(
-            "labels= goes with arrays and sequences of paths; folders, lists and datasets bring their own"
-        )
     if isinstance(source, (str, os.PathLike)):
-        return _from_path(os.fspath(source), classes, root, name, unlabelled)
-    images: Images
-    if isinstance(source, FileImages):
-        return source, None, name or "files"
-    if has_paths:
+        content = _from_path(os.fspath(source), root, unlabelled)
+        name = name or os.path.basename(lists.absolute(source)) or str(source)
+    elif isinstance(source, FileImages):
+        content = Content(source)
+        name = name or "files"
+    elif _is_paths(source):
         name = name or "paths"
         entries = [
             lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
         ]
-        images = FileImages(lists.paths_of(entries, os.getcwd(), root))
-    elif root is not None:
-        raise DataError("root= goes with folders, lists and paths, not with images in memory")
-    elif is_array:
+        content = Content(FileImages(lists.paths_of(entries, os.getcwd(), root)))
+    elif isinstance(source, (np.ndarray, Tensor)):
         name = name or "array"
-        images = ArrayImages(image_array(source, name), name)
+        content = Content(ArrayImages(image_array(source, name), name))
     else:
         name = name or type(source).__name__
-        return *read_dataset(source, classes, name), name
-    table = None if labels is None else from_values(labels, classes, len(images), name)
-    return images, table, name
+        content = read_dataset(source, name)
+    if isinstance(content.images, FileImages):
+        lists.check_root(content.images.paths, root)
+    elif root is not None:
+        raise DataError("root= goes with folders, lists and paths, not with images in memory")
+    return content, name
 
 
-def _from_path(
-    path: str,
-    classes: Sequence[str] | None,
-    root: str | None,
-    name: str | None,
-    unlabelled: bool,
-) -> tuple[Images, Labels | None, str]:
+def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:
     if not path:
         raise DataError(
             "the path of the data is empty: expected a folder, an image or a list file"
         )
-    path = os.path.abspath(os.path.expanduser(path))
-    name = name or os.path.basename(path) or path
-    labels = None
+    path = lists.absolute(path)
+    labels: LabelValues | None = None
     if os.path.isdir(path):
-        paths, names = folders.scan(path, unlabelled=unlabelled)
-        if names is not None:
-            labels = from_names(names, classes, name)
+        paths, labels = folders.scan(path, unlabelled=unlabelled)
     elif not os.path.isfile(path):
         raise DataError(f"no such folder, image or list file: {one_line(path)}")
     elif is_image_name(path):
         paths = [path]
     else:
-        name = os.path.splitext(name)[0]
-        paths, labels = lists.read(path, root, classes)
-    lists.check_root(paths, root)
-    return FileImages(paths), labels, name
+        paths, labels = lists.read(path, root)
+    return Content(FileImages(paths), labels)
 
 
-def _is_pair(source: object) -> bool:
+def _is_pair(source: object) -> TypeGuard[tuple[np.ndarray | Tensor, LabelValues]]:
     """Whether these are images and their labels: an array of pictures, and a row of numbers or names."""
     if not isinstance(source, tuple) or len(source) != 2:
         return False
     images, labels = source
-    if not isinstance(images, (np.ndarray, torch.Tensor)) or images.ndim < 3:
-        return False
-    if isinstance(labels, (list, tuple)):
-        return all(isinstance(label, (int, str)) for label in labels)
-    return getattr(labels, "ndim", 0) == 1
+    is_array = isinstance(images, (np.ndarray, Tensor)) and images.ndim >= 3
+    return is_array and np.ndim(labels) == 1
 
 
 def _is_paths(source: object) -> bool:
@@ -309,3 +289,39 @@ def _is_paths(source: object) -> bool:
     if not isinstance(source, (list, tuple)) or not source:
         return False
     return all(isinstance(path, (str, os.PathLike)) for path in source)
+
+
+def open_inputs(
+    inputs: Sequence[str],
+    *,
+    root: str | None = None,
+    strict: bool = False,
+) -> ImageData:
+    """All named images, without labels, in order. `-` stands for one path per line of standard input.
+
+    A missing photograph stays in the list, and its row says so. A missing folder or list is an error.
+    """
+    paths: list[str] = []
+    for path in _expanded(inputs):
+        if is_image_name(path) and not os.path.isdir(path):
+            paths.append(lists.absolute(path))
+            continue
+        paths += ImageData(path, unlabelled=True, root=root).paths or []
+    if not paths:
+        raise DataError(
+            "no image was given: name photographs, a folder or a list, or write paths to standard input"
+        )
+    if not any(os.path.isfile(path) for path in paths):
+        raise DataError(f"no such image: {some(paths)}")
+    name = inputs[0] if len(inputs) == 1 else f"{len(paths)} images"
+    return ImageData(FileImages(paths), root=root, name=name, strict=strict)
+
+
+def _expanded(inputs: Iterable[str]) -> Iterator[str]:
+    for path in inputs:
+        if path != "-":
+            yield path
+            continue
+        for line in sys.stdin:
+            if line.strip():
+                yield line.strip("\r\n")

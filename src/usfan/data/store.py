@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from usfan.data.stream import Skipped
-
 
 @dataclass(frozen=True)
 class Store:
@@ -26,8 +24,8 @@ class Store:
     """LongTensor[N], or None."""
     classes: tuple[str, ...] | None = None
     paths: list[str] | None = None
-    skipped: list[Skipped] = field(default_factory=list)
-    """The images that could not be read."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """The images that could not be read, and why."""
     key: str | None = None
     """Names the images and how they were decoded, if they come from a cache folder."""
     batch_form: tuple[int, int] | None = None

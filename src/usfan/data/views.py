@@ -48,21 +48,18 @@ class InputSpec:
         return "×".join(map(str, self.shape))
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            numbers = (value,) if isinstance(value, (int, float)) else value
-            numbers = tuple(float(number) for number in numbers)
-            object.__setattr__(self, name, numbers)
-            is_valid = all(math.isfinite(x) and (name == "mean" or x > 0) for x in numbers)
-            if len(numbers) != self.channels or not is_valid:
-                kind = "positive numbers" if name == "std" else "numbers"
-                expected = f"{self.channels} {kind}, one per channel"
-                raise ConfigError(f"InputSpec: {name} must hold {expected}; got {numbers}")
         for name in ("channels", "size", "resize"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 expected = "a whole number from 1 on"
                 raise ConfigError(f"InputSpec: {name} must be {expected}; got {value!r}")
+        for name, kind in (("mean", "numbers"), ("std", "positive numbers")):
+            numbers = tuple(float(number) for number in getattr(self, name))
+            object.__setattr__(self, name, numbers)
+            is_valid = all(math.isfinite(x) and (name == "mean" or x > 0) for x in numbers)
+            if len(numbers) != self.channels or not is_valid:
+                expected = f"{self.channels} {kind}, one per channel"
+                raise ConfigError(f"InputSpec: {name} must hold {expected}; got {numbers}")
         if self.resize < self.size:
             raise ConfigError(f"InputSpec: resize must be at least the size; got {self.resize}")
         one_of("InputSpec: augment", self.augment, VIEWS)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data import row_cache
-from usfan.data.memory import choose_place
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.passes import (
@@ -36,12 +35,10 @@ from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
-from usfan.threads import all_threads, use
+from usfan.threads import threads_for, use
 
 log = logging.getLogger(__name__)
 
-MEMORY_SHARE = 0.5
-FLOAT_BYTES = 4
 PIECE = 16
 """Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
 8 a convolution adds up in another order."""
@@ -102,7 +99,11 @@ def features_of(
     """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
     the caller has it."""
     alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
-    with all_threads(), alone.fast(spec, runtime), passing(alone, spec, runtime) as through:
+    with (
+        threads_for(math.inf),
+        alone.fast(spec, runtime),
+        passing(alone, spec, runtime) as through,
+    ):
         width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
         if store.key is None or runtime.world > 1:
             table = fill(through, store, runtime, width)
@@ -209,6 +210,5 @@ def from_file(
                 yield through(store, rows)
                 progress.advance(len(rows))
 
-    place = choose_place(FLOAT_BYTES * len(store) * width, runtime.device, MEMORY_SHARE)
-    table, _ = cache.read_or_build(runtime.device, place, batches)
-    return table if place == "disk" else table.to(runtime.device)
+    table, _ = cache.read_or_build(runtime.device, batches)
+    return table

@@ -32,7 +32,7 @@ def adaptation_metrics(
     passes = passes_of(model)
     metrics = {k: v for k, v in model.history.items() if k != "records"}
     metrics["images"] = len(passes.positions)
-    metrics["skipped"] = len(passes.skipped)
+    metrics["skipped"] = len(passes.unreadable)
     metrics["validators_by_epoch"] = [
         {"epoch": record["epoch"], **record["validators"]}
         for record in model.history["records"]

@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from usfan.data.decoding.decode import decode_bytes
-from usfan.data.decoding.pool import thumbnails
-from usfan.data.decoding.process import Answer
+from usfan.data.decoding.pool import Answer, decode_in_processes
 from usfan.errors import DataError, printable
 from usfan.files import Folder
 from usfan.maths.validators import is_certain
@@ -99,7 +98,8 @@ def thumbnails_of(
     assert images.paths is not None
     paths = [images.paths[i] for i in positions]
     usable = [path for path in paths if path and "\0" not in path]
-    answers = dict(zip(usable, thumbnails(usable, SIDE) if usable else [], strict=True))
+    decoded = decode_in_processes(usable, size=SIDE, channels=None, workers=1)
+    answers = dict(zip(usable, decoded, strict=True))
     items = []
     for i, path in zip(positions, paths, strict=True):
         answer = answers.get(path, "not shown")
@@ -133,10 +133,10 @@ def thumbnail(
     name = printable(os.sep.join(path.split(os.sep)[-2:]), 200)  # class and file
     uri = ""
     problem = ""
-    if isinstance(answer, dict):
-        uri = f"data:image/jpeg;base64,{answer['jpeg']}"
-    else:
+    if isinstance(answer, str):
         problem = f"{os.path.basename(name)}: {answer}"
+    else:
+        uri = f"data:image/jpeg;base64,{base64.b64encode(answer).decode('ascii')}"
     return Thumbnail(
         label,
         truth,

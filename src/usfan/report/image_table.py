@@ -14,7 +14,7 @@ from torch import Tensor
 
 from usfan.budget import check_cost
 from usfan.errors import DataError, printable
-from usfan.files import MOST_JSON, Folder, read_json_in, read_yaml_in
+from usfan.files import MOST_JSON, Folder, read_in
 from usfan.metrics.image_table import image_tensors, made_here, target_labels
 from usfan.store.model import AdaptedModel
 from usfan.tensor_file import open_tensors_in
@@ -183,8 +183,7 @@ def read_mapping(
     if folder.kind(name) == "missing":
         return {}
     try:
-        is_yaml = name.endswith(".yaml")
-        value = read_yaml_in(folder, name) if is_yaml else read_json_in(folder, name, most)
+        value = read_in(folder, name, most)
         if not isinstance(value, dict):
             raise DataError("it does not hold names and values")
     except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -31,7 +31,6 @@ from usfan.uncertainty.registry import find_uncertainty
 
 if TYPE_CHECKING:
     from usfan.data.sources import ImageData, ImageSource
-    from usfan.data.stream import Skipped
 
     Images = ImageData | Image.Image | ImageSource
     """One image or many: as tensor, array, Pillow image, path or folder, or anything else that `ImageData` takes."""
@@ -47,7 +46,8 @@ class Passes:
     after: Outputs
     positions: Tensor
     """Positions in the data of the images that could be read, in the order of the outputs."""
-    skipped: tuple[Skipped, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """The images that could not be read, and why."""
     path: tuple[Tensor, ...] = ()
     """The predicted class of each image after 0, 1, … epochs; in a resumed run, of the epochs since then."""
     labelled: Tensor | None = None
@@ -160,8 +160,6 @@ class SourceModel(ModelHubMixin):
         batch_size: int = 64,
         *,
         workers: int | None = None,
-        indices: Sequence[int] | Tensor | None = None,
-        skipped: list[Skipped] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[Tensor, Outputs]]:
         """(positions, outputs) batch by batch; memory does not grow with the number of images. The options are those
@@ -176,8 +174,6 @@ class SourceModel(ModelHubMixin):
             channels=self.spec.channels,
             batch_size=batch_size,
             workers=workers,
-            indices=indices,
-            skipped=skipped,
             progress=progress,
         ):
             with torch.no_grad():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, UsfanError, first_line, printable
-from usfan.files import Folder, read_json_in, write_json, write_tensors, write_text
+from usfan.files import Folder, read_in, write_json, write_tensors, write_text
 from usfan.maths.unknown import UnknownRule
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
@@ -120,7 +120,7 @@ def load_parts(
 
 def read_config(opened: Folder) -> ModelConfig | MixtureConfig:
     must_hold(opened, FILES[:1])
-    return parse_config(read_json_in(opened, CONFIG, MAX_CONFIG_BYTES), opened.path / CONFIG)
+    return parse_config(read_in(opened, CONFIG, MAX_CONFIG_BYTES), opened.path / CONFIG)
 
 
 def read_parts(config: ModelConfig, opened: Folder, module: nn.Module | None) -> JsonTable:

@@ -22,11 +22,11 @@ from usfan.config_checks import is_number
 from usfan.engine.runtime import Runtime
 from usfan.errors import ArtifactError, ConfigError, UsfanError, printable
 from usfan.files import (
+    MOST_YAML,
     Folder,
     must_be_writable,
     parse_json,
-    read_json_in,
-    read_yaml_in,
+    read_in,
     remove_parts_of,
     write_json,
     write_tensors_in,
@@ -108,7 +108,7 @@ def read_run_config(folder: Path) -> JsonTable | None:
 def read_config_in(folder: Folder) -> JsonTable | None:
     if folder.kind(CONFIG) == "missing":
         return None
-    settings = read_yaml_in(folder, CONFIG)
+    settings = read_in(folder, CONFIG, MOST_YAML)
     if not isinstance(settings, dict):
         return None
     return {str(name): value for name, value in settings.items()}
@@ -198,10 +198,10 @@ class RunFolder:
             )
         if before is not None:
             self._check_same_run(before, resume)
-        self._folder.remove_parts()
+        remove_parts_of(self._folder.fd)
         if self._folder.kind(CHECKPOINTS) != "missing":
             with self._folder.inner(CHECKPOINTS) as inner:
-                inner.remove_parts()
+                remove_parts_of(inner.fd)
         mend_log(self._folder)
         if before is None:
             write_yaml(self.path / CONFIG, self.config)
@@ -266,7 +266,7 @@ class RunFolder:
             if folder.kind("metrics.json") == "missing":
                 return None
             with contextlib.suppress(ArtifactError):
-                metrics: JsonTable = read_json_in(folder, "metrics.json")
+                metrics: JsonTable = read_in(folder, "metrics.json")
                 return metrics
         return None
 

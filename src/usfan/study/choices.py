@@ -12,9 +12,9 @@ from usfan.adaptation.methods import METHODS, find_method
 from usfan.adaptation.plan import refuse_setting
 from usfan.config import AdaptConfig, TrainConfig, convert, make_config
 from usfan.config_checks import at_least, check_seed
-from usfan.data.benchmarks.benchmark import Found
+from usfan.data.benchmarks.benchmark import Copy
 from usfan.data.benchmarks.catalogue import benchmark
-from usfan.data.benchmarks.layout_check import check
+from usfan.data.benchmarks.layouts import check
 from usfan.data.benchmarks.own import own_domains
 from usfan.errors import ConfigError
 from usfan.models.backbones import offline_weights
@@ -60,7 +60,7 @@ def take_computing(settings: Settings) -> Computing:
     return Computing(**values)
 
 
-def take_domains(name: str | None, settings: Settings) -> Found:
+def take_domains(name: str | None, settings: Settings) -> Copy:
     """The copy of a named benchmark in the folder `data`, after a check, or the user's domains there."""
     root = settings.pop("data", None)
     counts = bool(settings.pop("allow_counts", False))
@@ -105,7 +105,7 @@ def user_methods(source: Settings) -> tuple[str, ...]:
     return (*PAPER, "u-sfan++") if pretrained else PAPER
 
 
-def take_pairs(settings: Settings, domains: Found) -> tuple[Pair, ...]:
+def take_pairs(settings: Settings, domains: Copy) -> tuple[Pair, ...]:
     names = settings.pop("pairs", None)
     if names is None:
         return domains.pairs

@@ -24,7 +24,7 @@ from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.plan import expand_short_forms, settings_of_method
 from usfan.config import RuntimeConfig
-from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Found
+from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Copy
 from usfan.data.benchmarks.layouts import load_domain
 from usfan.data.benchmarks.own import fitting
 from usfan.data.cache import open_store
@@ -96,7 +96,7 @@ class Cell(NamedTuple):
 class Suite:
     """One study: its choices, and the folder of its cells."""
 
-    domains: Found
+    domains: Copy
     out: Path
     runtime: Runtime
     methods: tuple[str, ...]
@@ -365,9 +365,7 @@ class Suite:
         """The images of these classes, decoded once; labels index `known`, if it is given."""
         key = (domain, split, size, channels, classes, known)
         if key not in self.stores:
-            data = load_domain(
-                self.benchmark, self.domains.root, domain, split, classes=classes
-            )
+            data = load_domain(self.domains, domain, split, classes=classes)
             if known is not None:
                 data = data.match_classes(known, open_set=self.rejects)
             store = open_store(

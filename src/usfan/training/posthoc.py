@@ -107,7 +107,7 @@ def named_data(data: ImageData, classes: Sequence[str] | None) -> ImageData:
         return data
     if data.labels is not None:
         return data.match_classes(classes)
-    return data.with_class_names(classes)
+    return data.without_labels(classes)
 
 
 def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:

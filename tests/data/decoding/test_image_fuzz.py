@@ -15,7 +15,7 @@ from PIL import Image
 
 from usfan.data.decoding.decode import UnreadableImage, decode_bytes, squared
 from usfan.data.sources import ImageData
-from usfan.data.stream import Skipped, stream
+from usfan.data.stream import stream
 
 COUNT = int(os.environ.get("USFAN_FUZZ_IMAGES", "400"))
 
@@ -120,10 +120,9 @@ def test_mutated_files_in_a_folder(make_picture, tmp_path, workers):
         (tmp_path / f"{number:03}.jpg").write_bytes(
             mutate(contents[number % len(contents)], contents, rng)
         )
-    skipped: list[Skipped] = []
-    batches = stream(ImageData(tmp_path), size=32, workers=workers, skipped=skipped)
-    read = [i for index, _ in batches for i in index.tolist()]
-    lost = [int(os.path.basename(entry.path)[:3]) for entry in skipped]
+    data = ImageData(tmp_path)
+    read = [i for index, _ in stream(data, size=32, workers=workers) for i in index.tolist()]
+    lost = [int(os.path.basename(path)[:3]) for path in data.unreadable]
     assert sorted(read + lost) == list(range(100))
     assert read == sorted(read)
     assert lost

@@ -42,14 +42,13 @@ class ClassSplit:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a benchmark in the paper and in SHOT's recipe. `note` says what neither of them fixes."""
+    """The settings of a benchmark in the paper and in SHOT's recipe."""
 
     train: Mapping[str, Any]
     """Fields of `TrainConfig`."""
     adapt: Mapping[str, Any]
     """Fields of `AdaptConfig`, and settings of methods."""
     seeds: tuple[int, ...] = (2019, 2020, 2021)
-    note: str = ""
 
 
 DEFAULTS = Recipe({"backbone": TrainConfig.backbone}, {})
@@ -118,7 +117,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class Found:
+class Copy:
     """The copy of a benchmark on this machine, after the check."""
 
     benchmark: Benchmark

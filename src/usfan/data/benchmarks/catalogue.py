@@ -1,6 +1,7 @@
 """The named benchmarks: what the paper and SHOT's recipe fix of each, read from `catalogue.json`.
 
 - `recipe` is SHOT's; a benchmark says what it has otherwise, and a source may have a recipe of its own (`recipes`).
+  A `note` says what neither SHOT nor the paper fixes.
 - `splits` names groups of classes in the source and in the target, if they differ; `all` is every class.
 - Classes are in the order of the published labels. DomainNet's counts are those of its cleaned version, and its lists
   leave `t-shirt` out of painting's training split and `syringe` out of its test split.
@@ -20,7 +21,7 @@ from usfan.errors import ConfigError
 def _recipe(base: dict[str, Any], fields: dict[str, Any]) -> Recipe:
     train = base["train"] | fields.get("train", {}) | {"backbone": fields["backbone"]}
     adapt = base["adapt"] | fields.get("adapt", {})
-    return Recipe(train, adapt, note=fields.get("note", ""))
+    return Recipe(train, adapt)
 
 
 def _class_splits(fields: dict[str, Any]) -> dict[str, ClassSplit]:

@@ -1,4 +1,4 @@
-"""Finding and reading a benchmark's copy on disk, by its layout.
+"""Finding, checking and reading a benchmark's copy on disk, by its layout.
 
 - `folders`: domain/class/image.
 - `lists`: the same, with `domain_train.txt` and `domain_test.txt` that say which images count, and in which split.
@@ -6,17 +6,15 @@
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from usfan.data import folders, lists
 from usfan.data.benchmarks.archives import read_images
-from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Domain
-from usfan.data.labels import some
+from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
+from usfan.data.labels import class_count
 from usfan.data.sources import ImageData
-from usfan.errors import ConfigError, DataError, printable
+from usfan.errors import DataError, printable
 
 LIST_FOLDERS = ("", "splits", "image_list", "lists")
 """Folders below the root in which the list files of a `lists` benchmark may lie."""
@@ -45,15 +43,15 @@ def find_place(benchmark: Benchmark, base: Path, domain: Domain) -> Path | None:
     return places[0] if places else None
 
 
-def class_folders(place: Path) -> tuple[list[str], list[str]]:
-    """The path and the class of every image below a folder of class folders."""
-    paths, names = folders.scan(str(place))
-    if names is None:
+def class_folders(place: Path) -> ImageData:
+    """The images below a folder of class folders."""
+    data = ImageData(place)
+    if data.labels is None:
         where = printable(place, 300)
         raise DataError(
             f"{where} holds images, but no class folders; expected {where}/class/*.jpg"
         )
-    return paths, names
+    return data
 
 
 def read_split(
@@ -62,40 +60,90 @@ def read_split(
     domain: Domain,
     place: Path,
     split: str,
-) -> tuple[list[str] | np.ndarray, list[str]]:
-    """The images of one split, as paths or pixels, and the class of each. No file is decoded."""
+) -> ImageData:
+    """The images of one split. Its classes are the benchmark's, or the folders that are there. No file is decoded."""
     if benchmark.layout == "folders":
         return class_folders(place)
-    if benchmark.layout == "lists":
-        return _listed(benchmark, base, f"{domain.name}_{split}.txt")
-    pixels, labels = read_images(place, split)
-    last = len(benchmark.classes) - 1
-    if labels.max(initial=0) > last:
-        limits = f"labels from 0 to {last} expected"
-        raise DataError(f"{domain.name} ({split}) has the label {labels.max()}, {limits}")
-    return pixels, [benchmark.classes[label] for label in labels.tolist()]
-
-
-def _listed(benchmark: Benchmark, base: Path, name: str) -> tuple[list[str], list[str]]:
-    """The paths of a published list, and their folders, whose labels must be those of the benchmark."""
+    if benchmark.layout == "arrays":
+        pixels, labels = read_images(place, split)
+        name = f"{domain.name} ({split})"
+        return ImageData(pixels, labels, classes=benchmark.classes, name=name)
+    name = f"{domain.name}_{split}.txt"
     files = (base / folder / name for folder in LIST_FOLDERS)
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise DataError(f"the list {name} is missing")
-    paths, labels = lists.read(str(file), str(base), benchmark.classes)
-    names = [Path(path).parent.name for path in paths]
-    numbers = [] if labels is None else labels.labels.tolist()
-    for path, class_name, number in zip(paths, names, numbers, strict=False):
-        expected = benchmark.classes[number]
-        if class_name in benchmark.classes and class_name != expected:
-            image = f"{class_name}/{Path(path).name}"
-            raise DataError(f"{name}: {image} has the label {number} of the class {expected!r}")
-    return paths, names
+    return ImageData(file, root=base).match_classes(benchmark.classes)
+
+
+def class_counts(data: ImageData) -> Counter[str]:
+    """The number of images of each class."""
+    assert data.labels is not None
+    classes = data.classes or ()
+    return Counter(classes[label] for label in data.labels.tolist())
+
+
+def check(
+    benchmark: Benchmark,
+    root: Path,
+    *,
+    allow_counts: bool = False,
+    allow_classes: bool = False,
+) -> Copy:
+    """Compare the copy of a benchmark below `root` with the catalogue, before anything is run.
+
+    One `DataError` names all that is missing, unexpected or miscounted. `allow_counts` lets other counts pass,
+    `allow_classes` missing classes and other counts: the result notes them.
+    """
+    base = find_base(benchmark, root)
+    places: dict[str, Path] = {}
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    notes: list[str] = []
+    lacking = notes if allow_classes else problems
+    other_counts = notes if allow_counts or allow_classes else problems
+    classes = benchmark.classes
+    for domain in benchmark.domains:
+        place = find_place(benchmark, base, domain)
+        if place is None:
+            missing = missing_domain(base, domain)
+            if domain.optional:
+                notes.append(f"{missing}; it is published at {domain.homepage}")
+            else:
+                problems.append(missing)
+            continue
+        images: Counter[str] = Counter()
+        for split, count in domain.counts.items():
+            try:
+                names = class_counts(read_split(benchmark, base, domain, place, split))
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            images.update(names)
+            where = domain.name if split == WHOLE else f"{domain.name} ({split})"
+            known = {*names, *domain.absent.get(split, ())}
+            absent = [name for name in benchmark.classes if name not in known]
+            strange = sorted(set(names) - set(benchmark.classes))
+            if strange:
+                text = (
+                    f"{where} has {class_count(strange)} that {benchmark.title} does not have"
+                )
+                problems.append(f"{text}, and lacks {class_count(absent)} (renamed?)")
+            elif absent:
+                lacking.append(f"{where} lacks {class_count(absent)}")
+            if names.total() != count:
+                other_counts.append(f"{where} holds {names.total()} images, {count} expected")
+        places[domain.short] = place
+        counts[domain.short] = images.total()
+        classes = tuple(name for name in classes if name in images)
+    if problems:
+        source = f"the data set is published at {benchmark.homepage}"
+        raise DataError(f"{benchmark.title} at {root}: {'; '.join(problems)}; {source}")
+    return Copy(benchmark, base, places, counts, classes, tuple(notes))
 
 
 def load_domain(
-    benchmark: Benchmark,
-    root: Path,
+    copy: Copy,
     name: str,
     split: str | None = None,
     *,
@@ -103,42 +151,18 @@ def load_domain(
 ) -> ImageData:
     """The images of one domain, labelled in the order of the catalogue's class list.
 
-    `split` is `train` or `test` if the domain has them; None is all of it. `classes` keeps only the images of these
-    classes and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
+    `split` is `train` (the default) or `test` if the domain has them. `classes` keeps only the images of these classes
+    and labels them in this order: `benchmark.class_split("open").source` for an open-set source, say.
     """
+    benchmark = copy.benchmark
     domain = benchmark.domain(name)
-    if split not in (None, WHOLE, *domain.counts):
-        splits = ", ".join(domain.counts)
-        raise ConfigError(
-            f"{domain.name} of {benchmark.title} has no split {split!r}, but {splits}"
-        )
-    classes = benchmark.classes if classes is None else tuple(classes)
-    unknown = [name for name in classes if name not in benchmark.classes]
-    if unknown:
-        raise ConfigError(f"{benchmark.title} has no class {some(unknown)}")
-    base = find_base(benchmark, root)
-    place = find_place(benchmark, base, domain)
-    if place is None:
-        where = domain.homepage or benchmark.homepage
-        problem = missing_domain(base, domain)
-        raise DataError(f"{benchmark.title} at {root}: {problem}; it is published at {where}")
-    names: list[str] = []
-    parts: list[list[str] | np.ndarray] = []
-    for part in domain.counts:
-        if split not in (None, WHOLE, part):
-            continue
-        images, image_classes = read_split(benchmark, base, domain, place, part)
-        parts.append(images)
-        names += image_classes
-    title = "/".join([benchmark.name, domain.name] + ([] if split is None else [split]))
-    chosen = np.flatnonzero(np.isin(names, classes))
-    if not chosen.size:
-        wanted = f"{len(classes)} classes asked for ({some(classes)})"
-        raise DataError(f"{title} holds no image of the {wanted}")
-    all_images = np.concatenate(parts) if len(parts) > 1 else np.asarray(parts[0])
-    if len(chosen) < len(all_images):
-        all_images = all_images[chosen]
-    return ImageData(all_images, [names[i] for i in chosen], classes=classes, name=title)
+    split = split or benchmark.train_split
+    data = read_split(benchmark, copy.root, domain, copy.places[domain.short], split)
+    if classes is None:
+        return data.match_classes(benchmark.classes)
+    data = data.match_classes(classes, open_set=True)
+    assert data.labels is not None
+    return data.subset(data.labels < len(classes))
 
 
 def missing_domain(base: Path, domain: Domain) -> str:

@@ -10,8 +10,8 @@ from itertools import permutations
 from pathlib import Path
 
 from usfan.data import folders
-from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Domain, Found
-from usfan.data.benchmarks.layouts import class_folders
+from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
+from usfan.data.benchmarks.layouts import class_counts, class_folders
 from usfan.data.decoding.decode import is_image_name
 from usfan.data.labels import name_key, some
 from usfan.errors import DataError, printable
@@ -21,7 +21,7 @@ LONGEST = 60
 """Letters of a domain's name: two of them are in the name of a file."""
 
 
-def own_domains(root: str | Path) -> Found:
+def own_domains(root: str | Path) -> Copy:
     """The domains below `root`. A folder without images is no domain; nothing is decoded."""
     root = Path(root)
     where = printable(root, 300)
@@ -33,7 +33,7 @@ def own_domains(root: str | Path) -> Found:
             continue
         if place.is_dir():
             with contextlib.suppress(folders.NoImages):
-                counts[place.name] = Counter(class_folders(place)[1])
+                counts[place.name] = class_counts(class_folders(place))
         elif is_image_name(place.name):
             raise DataError(f"{where} holds images itself; {EXPECTED}")
     if len(counts) < 2:
@@ -58,7 +58,7 @@ def own_domains(root: str | Path) -> Found:
     )
     held = {name: tuple(c for c in classes if c in images) for name, images in counts.items()}
     places = {name: root / name for name in counts}
-    return Found(benchmark, root, places, totals, classes, held=held)
+    return Copy(benchmark, root, places, totals, classes, held=held)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -78,11 +78,11 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def fitting(
-    domains: Found,
+    domains: Copy,
     pairs: Sequence[tuple[str, str]],
     setting: str,
     allow_classes: bool,
-) -> Found:
+) -> Copy:
     """The same domains, after a check that the classes of each pair fit the setting. `allow_classes` leaves out
     classes that not all of these domains have, in closed set."""
     if setting == "closed":
@@ -108,10 +108,10 @@ def fitting(
 
 
 def _closed(
-    domains: Found,
+    domains: Copy,
     pairs: Sequence[tuple[str, str]],
     allow_classes: bool,
-) -> Found:
+) -> Copy:
     held = {name: domains.held[name] for pair in pairs for name in pair}
     common = set(domains.classes).intersection(*held.values())
     union = set().union(*held.values())

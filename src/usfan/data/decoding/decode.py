@@ -8,8 +8,8 @@ What is done with each kind of file:
   smallest to their largest value. Floats in [0, 1] or [0, 255] keep that scale, others are stretched.
 - Of an animation, the first frame.
 - Whatever cannot be decoded raises `UnreadableImage`, which names the file and the reason. A picture over `MAX_PIXELS`
-  counts as unreadable: a file of a few kilobytes can ask for gigabytes. A baseline JPEG of up to `MAX_JPEG_PIXELS` is
-  decoded at a half or a quarter of its size, for which the decoder needs no more memory.
+  counts as unreadable: a file of a few kilobytes can ask for gigabytes. A larger baseline JPEG (telephones
+  take 108 million pixels) is decoded at half its size, for which the decoder needs no more memory.
 
 The decoding processes import this module, so it loads neither torch nor numpy before they are needed.
 """
@@ -47,8 +47,6 @@ SUFFIXES = frozenset(
 
 MAX_PIXELS = 2**26
 """67 million: above any common camera; one copy in memory is 256 MiB."""
-MAX_JPEG_PIXELS = 2**28
-"""268 million: above the largest cameras of telephones (108 and 200 million)."""
 MAX_SIDE = 65_535
 """JPEG's own limit. Resizing a longer strip would need gigabytes of filter coefficients."""
 MAX_BYTES = 2**29
@@ -136,34 +134,13 @@ def decode_bytes(
     with _quiet():
         try:
             _check_header(content, path)
-            with _open(content, formats) as image:
+            with Image.open(io.BytesIO(content), formats=formats) as image:
                 _check_scans(image, content, path)
                 return convert(image, path, channels)
         except UnreadableImage:
             raise
         except Exception as error:  # broken files make Pillow raise nearly every type there is
             raise UnreadableImage(path, _reason(error)) from error
-
-
-def _open(content: bytes, formats: tuple[str, ...]) -> Image.Image:
-    """Pillow's image, not yet decoded. Pillow refuses pictures of 179 million pixels; of a JPEG `convert` judges."""
-    try:
-        return Image.open(io.BytesIO(content), formats=formats)
-    except Image.DecompressionBombError:
-        if "JPEG" not in formats or not content.startswith(b"\xff\xd8\xff"):
-            raise
-        return JpegImageFile(io.BytesIO(content))
-
-
-def _decode_smaller(image: Image.Image) -> None:
-    """Let a large baseline JPEG be decoded at the first of 1/2, 1/4, 1/8 that is within the limits."""
-    width, height = image.size
-    plain = isinstance(image, JpegImageFile) and not image.info.get("progressive")
-    if not plain or width * height > MAX_JPEG_PIXELS or max(width, height) > MAX_SIDE:
-        return
-    share = next((n for n in (2, 4, 8) if -(-width // n) * -(-height // n) <= MAX_PIXELS), None)
-    if share is not None:
-        image.draft(None, (width // share, height // share))
 
 
 def _check_header(content: bytes, path: str) -> None:
@@ -197,8 +174,9 @@ def convert(
     """Load a Pillow image, turn it upright and bring it to mode RGB or L."""
     if channels not in (1, 3):
         raise DataError(f"channels must be 1 or 3, not {channels}")
-    if image.width * image.height > MAX_PIXELS:
-        _decode_smaller(image)
+    is_baseline = isinstance(image, JpegImageFile) and not image.info.get("progressive")
+    if is_baseline and image.width * image.height > MAX_PIXELS:
+        image.draft(None, (image.width // 2, image.height // 2))
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         limit = f"{MAX_PIXELS} pixels, {MAX_SIDE} a side"
@@ -263,22 +241,15 @@ def _eight_bit(image: Image.Image, path: str) -> Image.Image:
     import numpy as np
 
     values = np.asarray(image)
-    if values.dtype.byteorder == ">":
-        values = values.astype(values.dtype.newbyteorder("="))
-    if values.dtype == np.uint16:
-        return Image.fromarray((values >> 8).astype(np.uint8))
     if not np.isfinite(values).all():
         raise UnreadableImage(path, "NaN or infinite pixels")
     low = float(values.min())
     high = float(values.max())
     if image.mode != "F" and low >= 0 and high <= 65_535:
         return Image.fromarray((values >> 8).astype(np.uint8))
-    if low >= 0 and high <= 1:
+    if low >= 0 and high <= 255:
         low = 0.0
-        high = 1.0
-    elif low >= 0 and high <= 255:
-        low = 0.0
-        high = 255.0
+        high = 1.0 if high <= 1 else 255.0
     scaled = (values.astype(np.float64) - low) * (255 / max(high - low, 1e-300))
     return Image.fromarray(scaled.round().astype(np.uint8))
 

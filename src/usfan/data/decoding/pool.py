@@ -3,7 +3,7 @@
 Why not a torch DataLoader: its workers are forks (unsafe beside threads, and a warning from Python 3.12 on) or import
 torch and the user's own script again (2 s of start-up each, and a script without an `if __name__ == "__main__"` guard
 breaks); its pixels pass through /dev/shm (64 MB in a container). These processes are plain children that know Pillow
-only, and are spoken to in JSON. One that crashes or hangs on a file is replaced, and the file is named.
+only, and take their jobs as JSON. One that crashes or hangs on a file is replaced, and the file is named.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from usfan.data.decoding.process import HEADER, SECONDS, Answer
+from usfan.data.decoding.process import HEADER, SECONDS
 
 CHUNK = 16
 """Images per job."""
@@ -47,7 +42,8 @@ _KEEP_FREED_MEMORY = {
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
 
-Chunk = tuple[list[Answer], Tensor]
+Answer = bytearray | str
+"""The content of a picture, or the reason why it cannot be read."""
 
 
 class _Died(Exception):
@@ -62,67 +58,52 @@ def decode_in_processes(
     paths: Sequence[str],
     *,
     size: int,
-    channels: int,
+    channels: int | None,
     workers: int,
-) -> Generator[tuple[int, list[str | None], Tensor], None, None]:
-    """Yield, chunk by chunk and in order: the first position, a reason or None per path, and uint8 n×C×size×size.
+) -> Generator[Answer, None, None]:
+    """Yield, in order, channels×size×size bytes for each file, or the reason why there are none.
 
-    Memory: `workers` × `AHEAD` chunks.
+    With `channels` None the bytes are those of a JPEG that fits into size×size. Memory: `workers` × `AHEAD` jobs.
     """
-    step = max(1, min(CHUNK, CHUNK_BYTES // (channels * size * size)))
+    if not paths:
+        return
+    step = max(1, min(CHUNK, CHUNK_BYTES // (3 * size * size)))
     starts = range(0, len(paths), step)
-    workers = max(1, min(workers, len(starts)))
+    workers = min(workers, len(starts))
     form = {"size": size, "channels": channels}
     pool = [_Process() for _ in range(workers)]
     free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
     for process in pool:
         free.put(process)
 
-    def decode(start: int) -> Chunk:
-        part = paths[start : start + step]
-        pixels = torch.empty(len(part), channels, size, size, dtype=torch.uint8)
+    def decode(start: int) -> list[Answer]:
         process = free.get()
         try:
-            return process.decode(part, form, pixels), pixels
+            return process.decode(paths[start : start + step], form)
         finally:
             free.put(process)
 
-    coming: deque[tuple[int, Future[Chunk]]] = deque()
+    coming: deque[Future[list[Answer]]] = deque()
     with contextlib.ExitStack() as stack:
         for process in pool:
             stack.callback(process.close)
         threads = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(_stop, pool, coming)
         for start in starts:
-            coming.append((start, threads.submit(decode, start)))
+            coming.append(threads.submit(decode, start))
             if len(coming) == workers * AHEAD:
-                yield _next(coming)
+                yield from coming.popleft().result()
         while coming:
-            yield _next(coming)
+            yield from coming.popleft().result()
 
 
-def _next(coming: deque[tuple[int, Future[Chunk]]]) -> tuple[int, list[str | None], Tensor]:
-    start, chunk = coming.popleft()
-    answers, pixels = chunk.result()
-    return start, [None if answer is None else str(answer) for answer in answers], pixels
-
-
-def _stop(pool: list[_Process], coming: deque[tuple[int, Future[Chunk]]]) -> None:
+def _stop(pool: list[_Process], coming: deque[Future[list[Answer]]]) -> None:
     """No more answers are wanted: threads that wait for one go on."""
-    for _, chunk in coming:
-        chunk.cancel()
+    for answers in coming:
+        answers.cancel()
     for process in pool:
         process.is_over = True
         process.child.kill()
-
-
-def thumbnails(paths: Sequence[str], side: int) -> list[Answer]:
-    """For each file {"jpeg": base64}, or the reason why there is none; one process, with the limits of all decoding."""
-    process = _Process()
-    try:
-        return process.decode(paths, {"side": side})
-    finally:
-        process.close()
 
 
 class _Process:
@@ -135,12 +116,11 @@ class _Process:
 
     def start(self) -> None:
         search = os.pathsep.join(str(path) or os.getcwd() for path in sys.path)
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self.child = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-c", _CODE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=subprocess.PIPE,
             env=os.environ | _KEEP_FREED_MEMORY | _ONE_THREAD | {"PYTHONPATH": search},
         )
         assert self.child.stdout is not None
@@ -148,15 +128,15 @@ class _Process:
         self.poll.register(self.child.stdout, select.POLLIN)
         self.ready = False
 
-    def decode(
-        self, paths: Sequence[str], form: dict[str, int], pixels: Tensor | None = None
-    ) -> list[Answer]:
-        """The answers for some files; the pixels of picture i go to row i."""
+    def decode(self, paths: Sequence[str], form: dict[str, int | None]) -> list[Answer]:
+        """The answers for some files."""
         answers: list[Answer] = []
         suspect = None
         while len(answers) < len(paths):
             try:
-                self.ask(paths, form, pixels, answers)
+                self.ask(paths[len(answers) :], form)
+                while len(answers) < len(paths):
+                    answers.append(self.answer())
             except _Died as death:
                 path = paths[len(answers)]
                 self.restart(path)
@@ -166,48 +146,34 @@ class _Process:
                 suspect = path
         return answers
 
-    def ask(
-        self,
-        paths: Sequence[str],
-        form: dict[str, int],
-        pixels: Tensor | None,
-        answers: list[Answer],
-    ) -> None:
-        """Send the files that have no answer yet, and append the answers as they come."""
+    def ask(self, paths: Sequence[str], form: dict[str, int | None]) -> None:
         assert self.child.stdin is not None
-        job: dict[str, Any] = {**form, "paths": list(paths[len(answers) :])}
         with contextlib.suppress(BrokenPipeError):  # if it has died, reading says so
-            self.child.stdin.write(json.dumps(job).encode() + b"\n")
+            self.child.stdin.write(json.dumps({**form, "paths": paths}).encode() + b"\n")
             self.child.stdin.flush()
         if not self.ready:
             self.answer()
             self.ready = True
-        while len(answers) < len(paths):
-            answer = self.answer()
-            if answer is None:
-                assert pixels is not None
-                self.read(pixels[len(answers)].numpy().data.cast("B"))
-            answers.append(answer)
 
     def answer(self) -> Answer:
-        length = bytearray(HEADER.size)
-        self.read(memoryview(length))
-        content = bytearray(HEADER.unpack(length)[0])
-        self.read(memoryview(content))
-        answer: Answer = json.loads(content)
-        return answer
+        is_picture, length = HEADER.unpack(self.read(HEADER.size))
+        content = self.read(length)
+        return content if is_picture else content.decode()
 
-    def read(self, room: memoryview) -> None:
-        """Fill the room with what comes next."""
+    def read(self, count: int) -> bytearray:
+        """The next bytes."""
         assert self.child.stdout is not None
         patience = PATIENCE if self.ready else 2 * PATIENCE
+        content = bytearray(count)
+        room = memoryview(content)
         while room:
             if not self.poll.poll(1000 * patience):
                 raise _Died(f"decoding took over {patience:.0f} s")
-            count = os.readv(self.child.stdout.fileno(), [room])
-            if not count:
+            received = os.readv(self.child.stdout.fileno(), [room])
+            if not received:
                 raise self.death()
-            room = room[count:]
+            room = room[received:]
+        return content
 
     def death(self) -> _Died:
         code = self.child.wait()
@@ -228,15 +194,7 @@ class _Process:
 
     def close(self) -> str:
         """End the process; returns the last line it wrote to its error output while it started. Twice does no harm."""
-        if self.errors.closed:
-            return ""
         self.child.kill()
-        for pipe in (self.child.stdin, self.child.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # a job may still be in the buffer
-                pipe.close()
-        self.child.wait()
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").split("\n")
-        self.errors.close()
+        _, report = self.child.communicate()
+        lines = report.decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "it left no message")

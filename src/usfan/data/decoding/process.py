@@ -1,9 +1,9 @@
 """The process that decodes: started by `pool`, it reads jobs and answers with pixels.
 
-A job is a line of JSON, {"paths": […], "size": S, "channels": C} or {"paths": […], "side": pixels}. For each path it
-answers with JSON, its length before it: null, followed by the C·S·S bytes of the picture; {"jpeg": a thumbnail in
-base64}; or the reason why there is neither. It loads neither torch nor numpy, so a start takes 0.1 s instead of
-seconds, and it ends when its standard input does: it cannot outlive its parent.
+A job is a line of JSON, {"paths": […], "size": S, "channels": C}. For each path it answers with the C·S·S bytes of the
+picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It loads neither torch
+nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it cannot outlive its
+parent.
 
 A file has `SECONDS` of CPU time (a busy machine does not count) and `MEMORY` bytes: small files can ask for much. The
 system ends the process that uses more time, in whatever loop it is.
@@ -11,7 +11,6 @@ system ends the process that uses more time, in whatever loop it is.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import json
@@ -21,7 +20,7 @@ import signal
 import struct
 import sys
 import warnings
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from PIL import Image
 
@@ -31,9 +30,8 @@ SECONDS = 5.0
 """Twice what the largest picture takes (67 million pixels, lossless WebP)."""
 MEMORY = 2 << 30
 """Address space. The largest picture, with transparency, takes 0.9 GiB."""
-Answer = str | dict[str, str] | None
-HEADER = struct.Struct("I")
-"""The length of an answer."""
+HEADER = struct.Struct("?I")
+"""Whether an answer is a picture, and its length."""
 
 
 def main() -> None:
@@ -44,43 +42,34 @@ def main() -> None:
     os.dup2(quiet, 1)  # nothing a codec prints may reach the answers
     with contextlib.suppress(OSError, ValueError):  # not every system has that limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    send(answers, "ready")
+    send(answers, b"ready", True)
     os.dup2(quiet, 2)  # until here, errors at start-up are kept for the parent to show
     for line in sys.stdin.buffer:
         job = json.loads(line)
         for path in job["paths"]:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            answer, pixels = decoded(path, job)
+            try:
+                content = decoded(path, job["size"], job["channels"])
+                reason = ""
+            except UnreadableImage as error:
+                reason = error.reason
+            except MemoryError:
+                reason = "not enough memory"
             signal.setitimer(signal.ITIMER_PROF, 0)
-            send(answers, answer, pixels)
+            send(answers, reason.encode() or content, not reason)
 
 
-def send(file: BinaryIO, answer: Answer, pixels: bytes = b"") -> None:
-    content = json.dumps(answer).encode()
-    file.write(HEADER.pack(len(content)) + content)
-    file.write(pixels)
+def send(file: BinaryIO, content: bytes, is_picture: bool) -> None:
+    file.write(HEADER.pack(is_picture, len(content)))
+    file.write(content)
     file.flush()
 
 
-def decoded(path: str, job: dict[str, Any]) -> tuple[Answer, bytes]:
-    """The answer for a path, and its pixels."""
-    try:
-        if "side" in job:
-            return {"jpeg": thumbnail(decode_file(path), job["side"])}, b""
-        image = decode_file(path, job["channels"])
-        return None, planes(squared(image, job["size"]))
-    except UnreadableImage as error:
-        return error.reason, b""
-    except MemoryError:
-        return "not enough memory", b""
-
-
-def thumbnail(image: Image.Image, side: int) -> str:
-    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+def decoded(path: str, size: int, channels: int | None) -> bytes:
+    if channels is not None:
+        return planes(squared(decode_file(path, channels), size))
+    image = decode_file(path, 3)
+    image.thumbnail((size, size), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80, optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-if __name__ == "__main__":
-    main()
+    return buffer.getvalue()
