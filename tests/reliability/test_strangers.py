@@ -704,16 +704,6 @@ def test_a_report_of_an_own_run_shows_its_images(adapted, tmp_path):
     assert "data:image/jpeg" in (tmp_path / "own.html").read_text()
 
 
-def test_a_picture_in_a_run_is_no_link(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    Image.effect_noise((64, 64), 90).save(tmp_path / "secret.png")
-    (run / "toy.png").symlink_to(tmp_path / "secret.png")
-    (run / "metrics.json").write_text('{"mild": {}, "strong": {}}')
-    assert usfan("report", run) == 0
-    assert "data:image/" not in (run / "report.html").read_text()
-
-
 # 13
 
 
