@@ -848,17 +848,16 @@ def test_a_report_of_many_runs_follows_no_link(copy, tmp_path, victim):
     (root / "inner").mkdir(parents=True)
     (root / "linked").symlink_to(copy)
     (root / "inner" / "config.yaml").write_text("command: train\n")
-    (tmp_path / "cells").mkdir()
-    (tmp_path / "cells" / "1.json").write_text(
-        json.dumps({"method": "stolen", "task": "a-b", "accuracy": 1})
-    )
-    (root / "cells").symlink_to(tmp_path / "cells")
+    stolen = {"columns": ["a-b"], "results": {"stolen": {"a-b": {"mean": 1}}}}
+    (tmp_path / "table.json").write_text(json.dumps(stolen))
+    (root / "table.json").symlink_to(tmp_path / "table.json")
     (root / "picture.png").symlink_to(victim)
     assert usfan("report", root) == 0
     page = (root / "report.html").read_text()
-    assert "1 run below" in page
+    assert page.count("<article") == 1  # the run that lies inside, not the one that is linked
     assert "stolen" not in page
-    assert "picture.png cannot be read" in page
+    assert "table.json cannot be read" in page
+    assert "data:image/" not in page
 
 
 @pytest.mark.parametrize(

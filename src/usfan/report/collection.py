@@ -8,7 +8,6 @@ from usfan.files import Folder
 from usfan.report.blocks import Block, Note, Section, Table
 from usfan.report.formatting import mapping
 from usfan.report.image_table import PREDICTIONS_FILE, read_mapping
-from usfan.report.run import RUN_FILES
 from usfan.report.tables import figures_table, metrics_tables
 
 DEEPEST = 3
@@ -21,15 +20,6 @@ MOST_NAMES = 10_000
 
 def holds_any(path: Path, *names: str) -> bool:
     return any((path / name).is_file() for name in names)
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is itself a run, or a model, and not one that holds others."""
-    if holds_any(path, "study.json", "table.json"):
-        return False
-    if holds_any(path, PREDICTIONS_FILE, "config.json"):
-        return True
-    return holds_any(path, *RUN_FILES) and not runs_below(path)
 
 
 def runs_below(path: Path, depth: int = DEEPEST) -> list[Path]:
@@ -55,20 +45,18 @@ def inner_folders(path: Path) -> list[Path]:
 
 
 def expand(paths: list[Path]) -> tuple[list[Path], list[Section]]:
-    """The runs to show, and sections about the folders that hold several."""
+    """The runs to show, and sections about the folders that hold several, or a study. A folder that is a run itself, or
+    none of these, stays: `read_run` says what it expects."""
     runs: list[Path] = []
     sections: list[Section] = []
     for path in paths:
-        if not path.is_dir() or is_run(path):
-            runs.append(path)
-            continue
-        inner = runs_below(path)
-        section = folder_section(f"all{len(sections) or ''}", path, inner)
-        if inner or section.blocks:
+        is_model = holds_any(path, PREDICTIONS_FILE, "config.json")
+        inner = runs_below(path) if path.is_dir() and not is_model else []
+        if inner or holds_any(path, "table.json"):
+            sections.append(folder_section(f"all{len(sections) or ''}", path, inner))
             runs += inner[:MOST_RUNS]
-            sections.append(section)
         else:
-            runs.append(path)  # `read_run` says what it expects
+            runs.append(path)
     return runs, sections
 
 

@@ -90,13 +90,20 @@ def run_demo(
     for source, target in PAIRS:
         model = train_digits(data[source], source, runtime, seed=seed, quick=quick)
         model.save(out / source)
-        settings = {
+        settings: dict[str, Any] = {
             "epochs": 1 if quick else TARGET_EPOCHS[target],
             "seed": seed,
             "setting": "closed",  # both have the ten digits
         }
         pair = f"{source}-{target}"
-        models = adapt_to_digits(model, data[target], methods, runtime, settings)
+        store = engine_store(data[target].without_labels(), model.spec, runtime)
+        models = {}
+        for name in methods:
+            with bar(f"{name} to {target}") as display:
+                progress = step_progress(display)
+                models[name] = adapt_model(
+                    model, store, name, runtime=runtime, progress=progress, **settings
+                )
         metrics[pair] = {name: score(adapted, data[target]) for name, adapted in models.items()}
         write_json(out / "metrics.json", metrics)
         method = "u-sfan" if "u-sfan" in methods else methods[-1]
@@ -127,25 +134,6 @@ def train_digits(
     with bar(f"training on {name}") as display:
         progress = step_progress(display)
         return train_source(data, runtime=runtime, progress=progress, **settings)
-
-
-def adapt_to_digits(
-    source: SourceModel,
-    target: ImageData,
-    methods: Sequence[str],
-    runtime: Runtime,
-    settings: dict[str, Any],
-) -> dict[str, AdaptedModel]:
-    """A model by each method."""
-    store = engine_store(target.without_labels(), source.spec, runtime)
-    models = {}
-    for method in methods:
-        with bar(f"{method} to {target.name}") as display:
-            progress = step_progress(display)
-            models[method] = adapt_model(
-                source, store, method, runtime=runtime, progress=progress, **settings
-            )
-    return models
 
 
 def run_seeds(

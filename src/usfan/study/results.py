@@ -62,10 +62,6 @@ def aggregate(rows: Iterable[Row], metric: str = "accuracy") -> Averages:
         method = row["method"]
         task = row["task"]
         seed = row["seed"]
-        if seed in values[method][task]:
-            raise DataError(
-                f"two results for method {method!r}, task {task!r}, seed {seed}: keep one of them"
-            )
         values[method][task][seed] = float(row[metric])
     tasks = list(dict.fromkeys(task for each in values.values() for task in each))
     averages: Averages = {}

@@ -1,5 +1,5 @@
 """`usfan study` and `usfan reproduce`: all pairs × methods × seeds of the user's domains or of a named benchmark,
-resumable, ending in tables, figures and a report. Those of a named benchmark have the paper's numbers beside them.
+resumable, ending in tables and a report. Those of a named benchmark have the paper's numbers beside them.
 
 A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small
 JSON file, written whole; it is never run twice. Images are decoded once per domain.
@@ -107,7 +107,8 @@ class Suite:
     stores: dict[tuple[object, ...], Store] = field(default_factory=dict)
     earlier_methods: Settings = field(default_factory=dict)
     """The settings of methods that the folder holds cells of already."""
-    loaded_model: tuple[Path, SourceModel] | None = None
+    models: dict[Path, SourceModel] = field(default_factory=dict)
+    """The source model that was used last, by its folder."""
 
     @classmethod
     def open(
@@ -299,9 +300,9 @@ class Suite:
         """Trained or read; the last one stays in memory."""
         self.ensure_model(source, seed)
         folder = self.model_folder(source, seed)
-        if self.loaded_model is None or self.loaded_model[0] != folder:
-            self.loaded_model = (folder, SourceModel.load(folder).to(self.runtime.device))
-        return self.loaded_model[1]
+        if folder not in self.models:
+            self.models = {folder: SourceModel.load(folder).to(self.runtime.device)}
+        return self.models[folder]
 
     def model_folder(self, source: str, seed: int) -> Path:
         return self.out / "models" / f"{source}_{seed}"
