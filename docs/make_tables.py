@@ -541,15 +541,9 @@ def suite_table(name: str) -> str:
 
 
 def toy_table() -> str:
-    metrics = load("toy.json")["metrics"]
-    lines = []
-    for method in metrics["mild"]:
-        line = [method]
-        for shift in ("mild", "strong"):
-            cell = metrics[shift][method]
-            line += [f"{cell['accuracy']:.1f} ± {cell['std']:.1f}", str(cell["flipped"])]
-        lines.append(line)
-    return markdown(["method", "mild", "flipped", "strong", "flipped"], lines)
+    from usfan.study.toy import toy_table
+
+    return toy_table(load("toy.json")["rows"])
 
 
 def guard_summary_table() -> str:

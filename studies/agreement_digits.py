@@ -123,7 +123,7 @@ def main() -> None:
         for case, runs in predicted.items():
             group = [r for r in rows if (r["task"], r["case"]) == (task, case)]
             for row, one, two in zip(group, runs, [*runs[1:], runs[0]], strict=True):
-                row["agreement"] = round(agreement([one, two]), 2)
+                row["agreement"] = round(agreement(one, two), 2)
             figures = [
                 statistics.fmean(r[name] for r in group) for name in ("agreement", "accuracy")
             ]

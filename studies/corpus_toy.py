@@ -20,20 +20,20 @@ from usfan.engine.runtime import start_runtime
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.store.model import AdaptedModel
 from usfan.study.choices import PAPER
-from usfan.study.runs import adapt_model, train_model
 from usfan.study.toy import SOURCE_EPOCHS, SOURCE_SETTINGS, table_lines
-from usfan.study.toy_points import SHIFTS, make_domains, point_store
+from usfan.study.toy_points import make_points, point_store
+from usfan.training.source import train_source
+from usfan.workflow import adapt_model
 
 SEEDS = tuple(range(5))
 VALIDATORS = ("entropy", "information_maximization", "diversity")
 
 
-def all_settings() -> dict[str, tuple[str, dict[str, Any]]]:
+def all_settings() -> dict[str, dict[str, Any]]:
     """Name of a run → its method and settings: the lines of the toy's table, and three with ten times the rate."""
     lines = table_lines(PAPER[1:])
     for method in ("shot-im", "u-sfan", "u-sfan+"):
-        settings = {**lines[method][1], "lr": 10 * AdaptConfig.lr}
-        lines[f"{method}, fast"] = (method, settings)
+        lines[f"{method}, fast"] = {**lines[method], "lr": 10 * AdaptConfig.lr}
     return lines
 
 
@@ -46,15 +46,15 @@ def main() -> None:
     runtime = start_runtime(RuntimeConfig(device="cpu"))
     corpus = Kept(options.out)
     for seed in SEEDS:
-        domains = make_domains(seed)
+        points, labels, targets = make_points(seed)
         training = {**SOURCE_SETTINGS, "epochs": SOURCE_EPOCHS, "seed": seed}
-        source = train_model(point_store(domains.source, domains.labels), runtime, training)
-        for name, (method, settings) in all_settings().items():
-            for shift in SHIFTS:
-                store = point_store(domains.targets[shift])
-                model = adapt_model(source, store, method, runtime, {**settings, "seed": seed})
+        source = train_source(point_store(points, labels), runtime=runtime, **training)
+        for name, settings in all_settings().items():
+            for shift, target in targets.items():
+                store = point_store(target)
+                model = adapt_model(source, store, runtime=runtime, seed=seed, **settings)
                 key = f"toy/{settings['prior']}/{seed}"
-                corpus.add(*one_run(model, domains.labels, key, f"toy/{shift}", name, settings))
+                corpus.add(*one_run(model, labels, key, f"toy/{shift}", name, settings))
     corpus.write()
     print(len(corpus.rows["choose"]), "runs")
 

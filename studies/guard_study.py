@@ -37,7 +37,7 @@ from usfan.config import RuntimeConfig
 from usfan.data.store import Store
 from usfan.engine.runtime import start_runtime
 from usfan.maths.outputs import Outputs
-from usfan.study.toy_points import make_domains
+from usfan.study.toy_points import make_points
 
 
 class Judges:
@@ -53,7 +53,8 @@ class Judges:
         """N' × F of the images that are looked at."""
         name, *rest = target.split("/")
         if name == "toy":
-            points = make_domains(int(source.split("/")[-1])).targets[rest[0]]
+            _, _, targets = make_points(int(source.split("/")[-1]))
+            points = targets[rest[0]]
             points = points - points.mean(dim=0)
             return (points / points.std())[looked_at(len(points))]
         if source.startswith("scratch"):

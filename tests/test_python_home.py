@@ -240,7 +240,7 @@ def test_a_report_of_what_adapt_returned(target, photos, tmp_path):
         "Features after adaptation",
         "Most certain",
         "<img",
-        "Losses",
+        "Whole loss",
     ):
         assert part in page, part
     assert "Reliability" not in page  # no labels

@@ -53,6 +53,29 @@ def aurc(correct: Sequence[bool], score: Sequence[float]) -> float:
     return 100 * sum(risks) / len(risks)
 
 
+def auroc(score: Sequence[float], positive: Sequence[bool]) -> float:
+    """Percent; the share of pairs of a positive and a negative in the right order, ties counting one half."""
+    pairs = [
+        (s > t) + (s == t) / 2
+        for s, p in zip(score, positive, strict=True)
+        for t, q in zip(score, positive, strict=True)
+        if p and not q
+    ]
+    return 100 * sum(pairs) / len(pairs)
+
+
+def average_precision(score: Sequence[float], positive: Sequence[bool]) -> float:
+    """Percent; the sum over thresholds, the highest first, of precision times the gain in recall."""
+    total = 0.0
+    recall = 0.0
+    for threshold in sorted(set(score), reverse=True):
+        caught = [p for s, p in zip(score, positive, strict=True) if s >= threshold]
+        gain = sum(caught) / sum(positive) - recall
+        total += gain * sum(caught) / len(caught)
+        recall += gain
+    return 100 * total
+
+
 def fpr95(score: Sequence[float], positive: Sequence[bool]) -> float:
     """Percent; the smallest false-positive rate of any threshold that catches 95 % of the positives."""
     best = 1.0

@@ -386,7 +386,7 @@ def report_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
         target = Path(shutil.copytree(run, place.fresh() / "run"))
         kinds = [
-            hostile_run(target, rng, place, (*RUN_FILES, "report.html", "toy.png"))
+            hostile_run(target, rng, place, (*RUN_FILES, "report.html"))
             for _ in range(rng.choice((1, 1, 2)))
         ]
         more = ("--root", place.root) if rng.random() < 0.2 else ()

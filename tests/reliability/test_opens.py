@@ -98,8 +98,6 @@ ALLOWED = {
     "study/digits.py gzip.decompress": "a file of an installed package",
     "study/digits.py read_bytes": "a file of an installed package",
     "study/digits.py np.loadtxt": "bytes that were read",
-    "study/agreement.py unlink": "its own tables: of a link, the link goes",
-    "study/entropies.py savefig": "to a part that `whole_file` made",
     "study/toy_figure.py savefig": "to a part that `whole_file` made",
     "report/inline_svg.py savefig": "to memory",
     "study/suite.py shutil.rmtree": "the folder of features that this study made",

@@ -701,16 +701,6 @@ def test_a_report_of_an_own_run_shows_its_images(adapted, tmp_path):
     assert "data:image/jpeg" in (tmp_path / "own.html").read_text()
 
 
-def test_a_picture_in_a_run_is_no_link(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    Image.effect_noise((64, 64), 90).save(tmp_path / "secret.png")
-    (run / "toy.png").symlink_to(tmp_path / "secret.png")
-    (run / "metrics.json").write_text('{"mild": {}, "strong": {}}')
-    assert usfan("report", run) == 0
-    assert "data:image/" not in (run / "report.html").read_text()
-
-
 # 13
 
 
@@ -855,17 +845,16 @@ def test_a_report_of_many_runs_follows_no_link(copy, tmp_path, victim):
     (root / "inner").mkdir(parents=True)
     (root / "linked").symlink_to(copy)
     (root / "inner" / "config.yaml").write_text("command: train\n")
-    (tmp_path / "cells").mkdir()
-    (tmp_path / "cells" / "1.json").write_text(
-        json.dumps({"method": "stolen", "task": "a-b", "accuracy": 1})
-    )
-    (root / "cells").symlink_to(tmp_path / "cells")
+    stolen = {"columns": ["a-b"], "results": {"stolen": {"a-b": {"mean": 1}}}}
+    (tmp_path / "table.json").write_text(json.dumps(stolen))
+    (root / "table.json").symlink_to(tmp_path / "table.json")
     (root / "picture.png").symlink_to(victim)
     assert usfan("report", root) == 0
     page = (root / "report.html").read_text()
-    assert "1 run below" in page
+    assert page.count("<article") == 1  # the run that lies inside, not the one that is linked
     assert "stolen" not in page
-    assert "picture.png cannot be read" in page
+    assert "table.json cannot be read" in page
+    assert "data:image/" not in page
 
 
 @pytest.mark.parametrize(

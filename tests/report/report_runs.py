@@ -115,7 +115,7 @@ def write_adapt_run(
         run.log("kept", epoch=4, of=EPOCHS, reason=f"kept epoch 4 of {EPOCHS}")
         metrics: dict[str, Any] = {
             "method": plan.config.method, "epochs": EPOCHS, "kept_epoch": 4, "seconds": 73.2, "images": N, "skipped": 0,
-            "guard": {"on": True, "kept_epoch": 4, "reason": f"kept epoch 4 of {EPOCHS}"},
+            "guard": {"on": True, "kept": "adapted", "kept_epoch": 4, "reason": f"kept epoch 4 of {EPOCHS}"},
             "validators": epochs[4], "validators_by_epoch": [{"epoch": i, **e} for i, e in enumerate(epochs)],
         }  # fmt: skip
         if labels:

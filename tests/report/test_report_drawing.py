@@ -28,25 +28,27 @@ def test_figures_leave_matplotlib_as_it_was(run: Path, tmp_path: Path) -> None:
     with matplotlib.rc_context({"font.size": 17.5, "axes.grid": True, "svg.hashsalt": "mine"}):
         before = dict(matplotlib.rcParams)
         write_report([run], tmp_path / "page.html")
-        figures.weight_histogram(run).savefig(tmp_path / "weights.png")
+        figures.entropy_densities(run).savefig(tmp_path / "entropy.png")
         assert dict(matplotlib.rcParams) == before
     from matplotlib import pyplot
 
     assert pyplot.get_fignums() == []
 
 
-def test_a_histogram_holds_all_images(run: Path) -> None:
-    (axes,) = figures.weight_histogram(run).axes
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_densities_of_all_groups_hold_all_images(run: Path, when: str) -> None:
+    (axes,) = figures.entropy_densities(run, when=[when]).axes
     assert [text.get_text() for text in axes.get_legend().texts] == [
         "correct",
         "incorrect",
         "unknown class",
     ]
-    tops = {}
-    for bar in axes.patches:
-        left = round(bar.get_x(), 3)
-        tops[left] = max(tops.get(left, 0), bar.get_y() + bar.get_height())
-    assert sum(tops.values()) == pytest.approx(100)
+    areas = {"-": 0.0, "--": 0.0}
+    for patch in axes.patches:
+        heights, edges, _ = patch.get_data()
+        if not patch.get_fill():
+            areas[patch.get_linestyle()] += float((heights * np.diff(edges)).sum())
+    assert areas == pytest.approx({"-": 1, "--": 1})  # of the posterior, of the point estimate
 
 
 @pytest.mark.parametrize(("most", "points"), [(5000, 120), (50, 50)])
@@ -79,7 +81,7 @@ def test_svg_is_small_follows_the_theme_and_shares_no_id(run: Path) -> None:
     assert "var(--k0)" in texts[0]
     assert "http" not in texts[0]
     assert "<style" not in texts[0]
-    assert 'aria-label="A &quot;label&quot; &amp; &lt;more&gt;"' in texts[0]
+    assert 'aria-label="A &#34;label&#34; &amp; &lt;more&gt;"' in texts[0]
     assert len(texts[0]) < 30_000
 
 
@@ -92,28 +94,19 @@ def test_svg_is_small_follows_the_theme_and_shares_no_id(run: Path) -> None:
 def test_any_values_make_a_drawing(values: list[float]) -> None:
     points = np.array([*enumerate(values)], dtype=float).reshape(-1, 2)
     with report_style():
-        svg = inline_svg(figures.curves({"loss": points}, 1), "id", "label")
+        svg = inline_svg(figures.curve(points, 1), "id", "label")
     assert not re.search(r"\b(nan|inf)\b", svg.lower())
 
 
 def test_a_line_breaks_at_a_value_that_is_not_finite() -> None:
-    (axes,) = figures.curves({"x": np.array([[0, 1.0], [1, math.inf], [2, 3.0]])}).axes
+    (axes,) = figures.curve(np.array([[0, 1.0], [1, math.inf], [2, 3.0]])).axes
     assert np.isnan(axes.lines[0].get_ydata()).tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    "values", [[], [0.0], [0.0, 0.0, 2.3], list(np.random.default_rng(0).uniform(0, 2.3, 500))]
-)
-def test_a_density_has_its_share_of_the_mass(values: list[float]) -> None:
-    grid = np.linspace(0, 2.3, 2001)
-    curve = figures.density(np.array(values), grid, 1000)
-    assert np.trapezoid(curve, grid) == pytest.approx(len(values) / 1000, rel=2e-3, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(31.24, "31.2"), (0.01234, "0.0123"), (1.2e-5, "1.2e-05"), (12345.6, "12,346"), (12345, "12,345"), (-0.5, "−0.5"),
-     (100.0, "100"), (None, "–"), (math.nan, "nan"), ("words", "words")],
+     (100.0, "100.0"), (5.0, "5"), (None, "–"), (math.nan, "nan"), ("words", "words")],
 )  # fmt: skip
 def test_numbers_are_short(value: object, text: str) -> None:
     assert number(value) == text

@@ -10,7 +10,6 @@ import pytest
 import torch
 from headless import Browser, find_chromium
 from page_parser import parse
-from PIL import Image
 from report_runs import write_adapt_run
 from safetensors.torch import load_file, save_file
 
@@ -53,9 +52,6 @@ def test_only_certain_images_are_certain_and_wrong(tmp_path):
     doubtful = torch.full_like(posterior, 1 / 6)
     page = page_of(with_tensors(run, posterior_after=doubtful))
     assert not [e for e in page.all() if e.attributes.get("id") == "r1-gallery-mistakes"]
-    assert "No image to show: certain and wrong." in [
-        note.text for note in page.all("p", "note")
-    ]
 
 
 def test_changed_predictions_are_shown_before_and_after(tmp_path):
@@ -66,9 +62,7 @@ def test_changed_predictions_are_shown_before_and_after(tmp_path):
     assert f"{int((before != after).sum())} of 120 predictions changed." in gallery.text
     assert all(" → " in figure.all("strong")[0].text for figure in gallery.all("figure"))
     page = page_of(with_tensors(run, probs_before=tensors["probs_after"]))
-    assert "No image to show: changed predictions." in [
-        note.text for note in page.all("p", "note")
-    ]
+    assert not [e for e in page.all() if e.attributes.get("id") == "r1-gallery-changed"]
 
 
 def test_nothing_changed_is_not_green(tmp_path):
@@ -79,27 +73,22 @@ def test_nothing_changed_is_not_green(tmp_path):
     run = with_metrics(run, validators=validators | {"drift": 0.0})
     (badge,) = page_of(run).all("span", "status")
     assert (badge.text, "good" in badge.attributes["class"]) == (
-        "adapted: no prediction changed",
+        "no prediction changed",
         False,
     )
 
 
-@pytest.mark.parametrize(
-    ("after", "mark"), [(37.0, ""), (4.0, "better"), (61.0, "worse"), (60.0, "")]
-)
-def test_a_bad_calibration_is_not_green_because_it_was_worse(tmp_path, after, mark):
+def test_the_figures_before_and_after(tmp_path):
     run = write_adapt_run(tmp_path / "run", N=60)
     metrics = json.loads((run / "metrics.json").read_text())
     with_metrics(
-        run, before=metrics["before"] | {"ece": 60.0}, after=metrics["after"] | {"ece": after}
+        run, before=metrics["before"] | {"ece": 60.0}, after=metrics["after"] | {"ece": 37.0}
     )
     tiles = {
-        tile.all("dt")[0].text: tile.all("small")
+        tile.all("dt")[0].text: tile.all("dd")[0].text.replace("\u00a0", " ")
         for tile in page_of(run).all("dl", "tiles")[0].children
     }
-    (detail,) = tiles["ECE, point estimate"]
-    assert detail.attributes["class"] == mark
-    assert detail.text.replace("\u00a0", " ") == "60.0 % before"
+    assert tiles["ECE, point estimate"] == "37.0 % 60.0 % before"
 
 
 def test_the_number_of_given_labels(tmp_path):
@@ -126,15 +115,14 @@ def test_every_term_is_explained(tmp_path):
         "names",
     }  # the last four: the guard
     for name in ("drift", "certain", "information_maximization"):
-        figure = page.one(f"r1-validator-{name}")
+        figure = page.one(f"r1-curve-{name}")
         assert len(figure.all("figcaption")[0].text) > 60, name
 
 
 def demo(root: Path) -> Path:
-    """As `usfan demo` leaves its folder: two runs, two source models, figures of all methods, pictures."""
+    """As `usfan demo` leaves its folder: two runs, two source models, figures of all methods."""
     for name in ("mnist-uci", "uci-mnist"):
         write_adapt_run(root / name, N=60)
-        Image.new("RGB", (60, 40), "navy").save(root / f"{name}-entropy.png")
     for name in ("mnist", "uci"):
         (root / name).mkdir()
         write_json(root / name / "config.json", {"kind": "source"})
@@ -150,31 +138,8 @@ def test_a_folder_of_runs_is_the_page_of_its_runs(tmp_path):
     page = parse(write_report([demo(tmp_path / "demo")], tmp_path / "page.html"))
     assert page.all("h1")[0].text == "demo"
     assert [a.all("h2")[0].text for a in page.all("article")] == ["mnist-uci", "uci-mnist"]
-    assert page.one("compare-figures")
-    assert len(page.one("all").all("img")) == 2
+    assert page.one("compare-runs")
     assert [row[0] for row in page.one("all-figures-0").rows()] == ["source-only", "u-sfan"]
-
-
-def test_a_study_is_the_table_of_its_cells(tmp_path):
-    study = tmp_path / "office31"
-    rows = [
-        {"method": m, "task": t, "seed": s, "accuracy": 70.0 + 5 * (m == "u-sfan") + s}
-        for m in ("source-only", "u-sfan") for t in ("A→W", "W→A") for s in (0, 1)
-    ]  # fmt: skip
-    (study / "cells").mkdir(parents=True)
-    for number, row in enumerate(rows[:-1]):  # one is still to come
-        write_json(study / "cells" / f"{number}.json", row)
-    write_json(study / "study.json", {"benchmark": "office31"})
-    (study / "config.yaml").write_text("command: reproduce\n")
-    (study / "log.jsonl").write_text("")
-    page = parse(write_report([study], tmp_path / "page.html"))
-    assert page.one("all-study").rows() == [
-        ["source-only", "70.5", "70.5", "70.5"],
-        ["u-sfan", "75.5", "75.0", "75.3"],
-    ]
-    write_json(study / "results.json", {"rows": rows})
-    page = parse(write_report([study], tmp_path / "page.html"))
-    assert page.one("all-study").rows()[1][2] == "75.5"
 
 
 def test_a_folder_of_nothing_is_refused(tmp_path):

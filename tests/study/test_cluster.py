@@ -158,7 +158,7 @@ def test_only_what_is_missing_is_sent(ray, sites, in_one_process, monkeypatch, c
     gone.unlink()
     again = suite(sites, in_one_process.out, ray="local")
     again.run(cells_on_ray)
-    assert sent == [[0, "roof"], [0, "roof", "yard", "u-sfan"]]
+    assert sent == [(0, "roof"), (0, "roof", "yard", "u-sfan")]
     new = json.loads(gone.read_text())
     assert {**new, "seconds": 0} == {**row, "seconds": 0}
 

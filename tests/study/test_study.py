@@ -80,8 +80,8 @@ def test_all_pairs_methods_and_seeds_end_in_tables_and_a_report(sites, tmp_path,
     assert len(lines) == len(cells)
     assert lines[0].startswith("[1/24] ")
     page = (out / "report.html").read_text()
-    assert "50% night→garden_2" in page
-    assert "Methods and tasks" in page
+    assert "50% night→garden_<wbr>2" in page
+    assert "u-sfan" in page
     settings = yaml.safe_load((out / "config.yaml").read_text())
     assert (settings["command"], settings["data"]) == ("study", str(sites))
     contents = {file: file.read_bytes() for file in (out / "cells").iterdir()}

@@ -1,5 +1,6 @@
 """`usfan reproduce` end to end on look-alikes of every data set: all pairs, the table, resuming, and clear refusals."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -7,14 +8,14 @@ import re
 import shutil
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lookalikes import make
 from small_runs import TINY, usfan
 from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.store.model import SourceModel
+from usfan.study.suite import Suite
 
 QUICK = ("--backbone", "lenet", "--source-epochs", 1, "--epochs", 1, *TINY)
 FAST = ("--seeds", 0, *QUICK)
@@ -72,8 +73,6 @@ def test_every_pair_and_the_table(name, tmp_path, capsys):
     assert any(
         "images" in note for note in json.loads((out / "study.json").read_text())["notes"]
     )  # other counts
-    few = len(benchmark.pairs) <= 6
-    assert len(list(out.glob("entropy_*.png"))) == (len(benchmark.pairs) if few else 0)
 
 
 def test_cifar_stl_stands_beside_the_numbers_of_the_papers_text(tmp_path):
@@ -84,7 +83,6 @@ def test_cifar_stl_stands_beside_the_numbers_of_the_papers_text(tmp_path):
     lines = (tmp_path / "study" / "table.md").read_text().splitlines()
     assert "| shot-im, paper | 75.69 |" in lines
     assert "| u-sfan, paper | 77.04 |" in lines
-    assert (tmp_path / "study" / "entropy_CIFAR9-STL9.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
@@ -171,7 +169,7 @@ def test_how_far_seeds_agree(digits, tmp_path, capsys):
     assert not (out / "agreement.json").exists()  # with whom?
     capsys.readouterr()
     assert reproduce("digits", digits, out, *options, 0, 1, 2) == 0
-    result = json.loads((out / "agreement.json").read_text())
+    result = agreements(out)
     assert list(result) == ["source-only", "shot"]
     runs = [
         load_file(out / "cells" / f"shot_M-U_{seed}.safetensors")["predicted"].tolist()
@@ -181,33 +179,41 @@ def test_how_far_seeds_agree(digits, tmp_path, capsys):
         sum(x == y for x, y in zip(a, b, strict=True))
         for a, b in itertools.combinations(runs, 2)
     ]
-    assert result["shot"]["M→U"] == pytest.approx(100 * sum(same) / (3 * len(runs[0])))
-    assert result["shot"]["avg"] == pytest.approx(
-        (result["shot"]["M→U"] + result["shot"]["U→M"]) / 2
+    assert result["shot"]["M→U"]["mean"] == pytest.approx(100 * sum(same) / (3 * len(runs[0])))
+    assert result["shot"]["avg"]["mean"] == pytest.approx(
+        (result["shot"]["M→U"]["mean"] + result["shot"]["U→M"]["mean"]) / 2
     )
-    shown = (out / "agreement.md").read_text()
-    assert shown in capsys.readouterr().out
-    assert f"| shot | {result['shot']['M→U']:.1f} |" in shown
-    (
-        out / "cells" / "shot_U-M_2.safetensors"
-    ).unlink()  # as in a folder from before predictions were kept
+    text = (out / "agreement.md").read_text()
+    assert text in capsys.readouterr().out
+    assert f"| shot | {result['shot']['M→U']['mean']:.1f} ± " in text
+    (out / "cells" / "shot_M-U_2.safetensors").unlink()
     assert reproduce("digits", digits, out, *options, 0, 1, 2) == 0
-    again = json.loads((out / "agreement.json").read_text())
+    again = agreements(out)
     assert again["source-only"] == result["source-only"]
-    assert again["shot"]["M→U"] == pytest.approx(100 * same[0] / len(runs[0]))
-    assert (again["source-only"]["seeds"], again["shot"]["seeds"]) == (3, 2)
-    (out / "cells" / "source-only_U-M_0.safetensors").write_bytes(b"")
-    save_file(
-        {"predicted": torch.zeros(2, dtype=torch.int16)},
-        out / "cells" / "shot_U-M_0.safetensors",
-    )
-    assert (
-        reproduce("digits", digits, out, *options, 0, 1, 2) == 0
-    )  # damaged, and of other data: left out
-    again = json.loads((out / "agreement.json").read_text())
-    assert {name: row["seeds"] for name, row in again.items()} == {"source-only": 2}
-    assert reproduce("digits", digits, out, *options, 0) == 0
-    assert not list(out.glob("agreement.*"))
+    assert again["shot"]["M→U"]["mean"] == pytest.approx(100 * same[0] / len(runs[0]))
+    assert (again["source-only"]["avg"]["seeds"], again["shot"]["avg"]["seeds"]) == (3, 2)
+
+
+def agreements(study):
+    return json.loads((study / "agreement.json").read_text())["results"]
+
+
+def test_a_study_that_is_interrupted_has_its_table(digits, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    compute = Suite.run_cell
+
+    def stopped(study, cell):
+        if cell.method == "shot" and not study.is_done(cell):
+            raise KeyboardInterrupt
+        return compute(study, cell)
+
+    monkeypatch.setattr(Suite, "run_cell", stopped)
+    more = ("--methods", "source-only", "shot", "--pairs", "M-U")
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        reproduce("digits", digits, out, *more)
+    assert "| source-only |" in (out / "table.md").read_text()
+    assert usfan("report", out) == 0
+    assert "source-only" in (out / "report.html").read_text()
 
 
 def test_the_time_left_is_shown(digits, tmp_path, monkeypatch):
@@ -221,7 +227,7 @@ def test_the_time_left_is_shown(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(progress.Terminal, "wait", 0.0)
     command = ("--methods", "source-only", "shot-im", "--pairs", "M-U", "U-M")
     for name, is_terminal, expected in (
-        ("bar", True, r"━.* study: 3 of 4 cells, .* cells/s, .* left"),
+        ("bar", True, r"study: \d of 4 cells"),
         ("lines", False, r"study: 3 of 4 cells, .* cells/s, .* left"),
     ):
         screen = io.StringIO()

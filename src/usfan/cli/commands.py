@@ -386,7 +386,7 @@ def study(
     settings: flags.StudyFlags = NO_SETTINGS,
     computing: flags.LittleComputing = HERE,
 ) -> None:
-    """Compare methods on all pairs of your own domains: tables, figures and a report.
+    """Compare methods on all pairs of your own domains: tables and a report.
 
     Args:
         data (ROOT): Folder of domain folders, each with one folder of images per class.

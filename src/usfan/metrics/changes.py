@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
@@ -20,26 +21,25 @@ CHANGED = ("path", "before", "after", "certainty_before", "certainty_after")
 LABEL_FIRST = ("path", "label", "predicted", "certainty", "mutual_information")
 
 
+def changed_rows(passes: Passes) -> Tensor:
+    """Rows of the outputs whose prediction changed, the surest first."""
+    changed = passes.before.logits.argmax(dim=1) != passes.after.logits.argmax(dim=1)
+    order = certainty_weights(passes.after.posterior_probs).argsort(descending=True)
+    return order[changed[order]].cpu()
+
+
 def changed_images(model: AdaptedModel, data: ImageData | None = None) -> list[Record]:
     """One record per image whose prediction changed, the surest first: path, before, after, certainty of both."""
     passes = passes_of(model)
-    before = passes.before.logits.argmax(dim=1)
-    after = passes.after.logits.argmax(dim=1)
-    certainty_before = certainty_weights(passes.before.posterior_probs)
-    certainty_after = certainty_weights(passes.after.posterior_probs)
-    changed = (before != after).nonzero().flatten()
-    rows = changed[certainty_after[changed].argsort(descending=True)]
-    path_of = paths_by_row(model, data)
-    return [
-        {
-            "path": path_of(i),
-            "before": model.classes[int(before[i])],
-            "after": model.classes[int(after[i])],
-            "certainty_before": float(certainty_before[i]),
-            "certainty_after": float(certainty_after[i]),
-        }
-        for i in rows.tolist()
-    ]
+    rows = changed_rows(passes)
+    columns = (
+        image_names(passes, rows, data),
+        class_names(model, passes.before.logits[rows]),
+        class_names(model, passes.after.logits[rows]),
+        certainty_weights(passes.before.posterior_probs[rows]).tolist(),
+        certainty_weights(passes.after.posterior_probs[rows]).tolist(),
+    )
+    return [dict(zip(CHANGED, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def images_to_label(
@@ -51,19 +51,19 @@ def images_to_label(
     """
     passes = passes_of(model)
     rows = label_first(passes.after, count or len(model.classes), labelled=passes.labelled)
-    certainty = certainty_weights(passes.after.posterior_probs)
-    predicted = passes.after.logits.argmax(dim=1)
-    path_of = paths_by_row(model, data)
-    return [
-        {
-            "path": path_of(i),
-            "label": "",
-            "predicted": model.classes[int(predicted[i])],
-            "certainty": float(certainty[i]),
-            "mutual_information": float(passes.after.mutual_information[i]),
-        }
-        for i in rows.tolist()
-    ]
+    columns = (
+        image_names(passes, rows, data),
+        [""] * len(rows),
+        class_names(model, passes.after.logits[rows]),
+        certainty_weights(passes.after.posterior_probs[rows]).tolist(),
+        passes.after.mutual_information[rows].tolist(),
+    )
+    return [dict(zip(LABEL_FIRST, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def class_names(model: AdaptedModel, logits: Tensor) -> list[str]:
+    """The predicted classes."""
+    return [model.classes[k] for k in logits.argmax(dim=1).tolist()]
 
 
 def write_changes(folder: Path, model: AdaptedModel, data: ImageData) -> dict[str, int]:
@@ -86,17 +86,17 @@ def write_records(path: Path, columns: Sequence[str], records: Sequence[Record])
 def describe_changes(model: AdaptedModel) -> str:
     """One line: how many predictions changed, and the most frequent change."""
     passes = passes_of(model)
-    before = passes.before.logits.argmax(dim=1).tolist()
-    after = passes.after.logits.argmax(dim=1).tolist()
-    pairs = Counter(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])
-    if not pairs:
-        return f"none of {len(before):,} predictions changed"
-    (old, new), most = pairs.most_common(1)[0]
-    changed = pairs.total()
-    share = 100 * changed / len(before)
+    total = len(passes.after)
+    rows = changed_rows(passes)
+    if not len(rows):
+        return f"none of {total:,} predictions changed"
+    before = class_names(model, passes.before.logits[rows])
+    after = class_names(model, passes.after.logits[rows])
+    (old, new), most = Counter(zip(before, after, strict=True)).most_common(1)[0]
+    share = 100 * len(rows) / total
     return (
-        f"{changed:,} of {len(before):,} predictions changed ({share:.0f} %), "
-        f"most often {model.classes[old]} → {model.classes[new]} ({most:,})"
+        f"{len(rows):,} of {total:,} predictions changed ({share:.0f} %), "
+        f"most often {old} → {new} ({most:,})"
     )
 
 
@@ -110,15 +110,14 @@ def passes_of(model: AdaptedModel) -> Passes:
     return passes
 
 
-def paths_by_row(model: AdaptedModel, data: ImageData | None) -> Callable[[int], Any]:
-    """From the row of an output to the path of its image, or its place in an array."""
-    passes = passes_of(model)
+def image_names(passes: Passes, rows: Tensor, data: ImageData | None) -> list[str]:
+    """The path of the image of each row, or its place in an array."""
     images = passes.images if data is None else data
-    positions = passes.positions.tolist()
+    positions = passes.positions.cpu()[rows].tolist()
     if images is None:
-        return lambda row: f"image {positions[row]}"
-    if len(images) <= max(positions):
+        return [f"image {position}" for position in positions]
+    if len(images) <= int(passes.positions.max()):
         raise DataError(
             f"{images.name} has {len(images)} images: these are not the images of the adaptation"
         )
-    return lambda row: images.where(positions[row])
+    return [images.where(position) for position in positions]

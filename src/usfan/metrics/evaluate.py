@@ -18,7 +18,7 @@ from usfan.maths.outputs import Outputs
 from usfan.maths.unknown import SCORES, UnknownRule, split_unknown
 from usfan.metrics.metrics import (
     classification_metrics,
-    detection_table,
+    detection,
     open_set_metrics,
     wilson_interval,
 )
@@ -117,10 +117,10 @@ def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> di
     rule = rule or split_unknown(outputs, "entropy", recipe=True)
     figures = rule_figures(rule, outputs, labels, model)
     figures["unknown_rule"] = rule.to_dict()
-    scores = {name: score(outputs) for name, score in SCORES.items()}
-    figures["detection"] = detection_table(scores, labels == len(model.classes))
+    figures["detection"] = {}
     figures["by_score"] = {}
-    for name in SCORES:
+    for name, score in SCORES.items():
+        figures["detection"][name] = detection(score(outputs), labels == len(model.classes))
         by_score = rule_figures(split_unknown(outputs, name), outputs, labels, model)
         figures["by_score"][name] = {key: by_score[key] for key in OPEN_SET_FIGURES}
     return figures

@@ -90,11 +90,9 @@ def image_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tenso
     passes = passes_of(model)
     map_before, map_after = flat_map(passes.before.features, passes.after.features)
     tensors = {
-        **probability_tables(passes.before, "before"),
-        **probability_tables(passes.after, "after"),
+        **prediction_tensors(passes.before, "before"),
+        **prediction_tensors(passes.after, "after"),
         "weight": certainty_weights(passes.after.posterior_probs),
-        "entropy_before": entropy(passes.before.posterior_probs),
-        "entropy_after": entropy(passes.after.posterior_probs),
         "features_before": map_before,
         "features_after": map_after,
     }
@@ -105,11 +103,15 @@ def image_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tenso
     return tensors
 
 
-def probability_tables(outputs: Outputs, moment: str) -> dict[str, Tensor]:
-    tables = {f"probs_{moment}": outputs.probs, f"posterior_{moment}": outputs.posterior_probs}
-    if outputs.probs.numel() < HALF_FROM:
-        return tables
-    return {name: table.half() for name, table in tables.items()}
+def prediction_tensors(outputs: Outputs, when: str) -> dict[str, Tensor]:
+    probs = outputs.probs
+    posterior = outputs.posterior_probs
+    half = probs.numel() >= HALF_FROM
+    return {
+        f"probs_{when}": probs.half() if half else probs,
+        f"posterior_{when}": posterior.half() if half else posterior,
+        f"entropy_{when}": entropy(posterior),
+    }
 
 
 def mark_of(folder: Path) -> list[int] | None:

@@ -16,13 +16,13 @@ A class with no sample is left out of every mean. AUROC, AUPR and FPR95 take "un
 no threshold. p is N×K, y is N. Percentages run from 0 to 100; `nll`, `brier` and `entropy` (nats) are plain numbers.
 """
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from usfan.errors import DataError
 from usfan.maths.calibration import calibration_metrics, checked
 from usfan.maths.objectives import entropy
 
@@ -32,10 +32,6 @@ def classification_metrics(
 ) -> dict[str, Any]:
     """All closed-set figures of probs N×K against labels N; see the module and `calibration` for each."""
     probs, labels = checked(probs, labels)
-    if len(classes) != probs.shape[1]:
-        raise DataError(
-            f"{len(classes)} class names were given for {probs.shape[1]} columns of probabilities"
-        )
     table = confusion(labels, probs.argmax(dim=1), len(classes))
     per_class = class_accuracies(table.diagonal(), table.sum(dim=1))
     return {
@@ -68,31 +64,23 @@ def open_set_metrics(
     predicted = predicted.cpu().long()
     unknown = unknown.cpu().bool()
     labels = labels.cpu().long()
-    if labels.ndim != 1 or not predicted.shape == unknown.shape == score.shape == labels.shape:
-        shapes = [tuple(values.shape) for values in (predicted, unknown, score, labels)]
-        raise DataError(f"one value per sample is needed in each, got shapes {shapes}")
-    if len(labels) == 0:
-        raise DataError(
-            "there is no labelled sample to score: check that DATA holds readable images with labels"
-        )
-    lowest = int(labels.min())
-    highest = int(labels.max())
-    if lowest < 0 or highest > K:
-        raise DataError(f"labels must lie in 0…{K} ({K} = unknown), got {lowest}…{highest}")
     decided = torch.where(unknown, K, predicted)
     total = torch.bincount(labels, minlength=K + 1)
     right = torch.bincount(labels[decided == labels], minlength=K + 1)
     per_class = class_accuracies(right, total)
     os_star = mean_of_present(per_class[:K])
     unknown_accuracy = per_class[K]
-    detection = detection_table({"score": score}, labels == K)["score"]
+    hos = None
+    if os_star is not None and unknown_accuracy is not None:
+        hos = statistics.harmonic_mean([os_star, unknown_accuracy])
+    areas = detection(score, labels == K)
     return {
         "os": mean_of_present(per_class),
         "os_star": os_star,
         "unknown_accuracy": unknown_accuracy,
-        "hos": _harmonic_mean(os_star, unknown_accuracy),
-        "auroc_unknown": detection["auroc"],
-        "aupr_unknown": detection["aupr"],
+        "hos": hos,
+        "auroc_unknown": areas["auroc"],
+        "aupr_unknown": areas["aupr"],
         "per_class_accuracy": dict(
             zip([*classes, unknown_name(classes)], per_class, strict=True)
         ),
@@ -104,64 +92,25 @@ def unknown_name(classes: Sequence[str]) -> str:
     return "(unknown)" if "unknown" in classes else "unknown"
 
 
-def detection_table(
-    scores: Mapping[str, Tensor], is_unknown: Tensor
-) -> dict[str, dict[str, float | None]]:
-    """`auroc`, `aupr`, `fpr95` of every score (N, higher = more unknown), to compare them side by side.
+def detection(score: Tensor, is_unknown: Tensor) -> dict[str, float | None]:
+    """`auroc`, `aupr`, `fpr95` of a score (N, higher = more unknown).
 
     AUPR is the average precision. FPR95 is the share of the known samples lost when the threshold is low
     enough to catch 95 % of the unknown ones. All three are None when one of the two groups is absent.
     """
-    is_unknown = is_unknown.cpu().bool()
-    table = {}
-    for name, score in scores.items():
-        if score.shape != is_unknown.shape or bool(score.isnan().any()):
-            raise DataError(
-                f"score {name!r} must be {len(is_unknown)} numbers without NaN, got shape {tuple(score.shape)}"
-            )
-        table[name] = _detection(score.detach().cpu().double(), is_unknown)
-    return table
+    from sklearn.metrics import average_precision_score, roc_auc_score  # a second to import
 
-
-def _detection(score: Tensor, is_unknown: Tensor) -> dict[str, float | None]:
+    is_unknown = is_unknown.cpu()
+    score = score.cpu().double()
     if bool(is_unknown.all()) or not bool(is_unknown.any()):
         return {"auroc": None, "aupr": None, "fpr95": None}
     unknown_scores = score[is_unknown].sort(descending=True).values
     threshold = unknown_scores[(95 * len(unknown_scores) + 99) // 100 - 1]
     return {
-        "auroc": 100 * float(area_under_roc(score, is_unknown)),
-        "aupr": 100 * float(average_precision(score, is_unknown)),
+        "auroc": 100 * float(roc_auc_score(is_unknown, score)),
+        "aupr": 100 * float(average_precision_score(is_unknown, score)),
         "fpr95": 100 * float((score[~is_unknown] >= threshold).double().mean()),
     }
-
-
-def area_under_roc(score: Tensor, positive: Tensor) -> Tensor:
-    """P(score of a positive > score of a negative), ties counting one half (Mann and Whitney 1947)."""
-    positives, negatives = _counts_by_score(score, positive)
-    lower_negatives = negatives.cumsum(0) - negatives
-    pairs = positives * (lower_negatives + negatives / 2)
-    return pairs.sum() / (positives.sum() * negatives.sum())
-
-
-def average_precision(score: Tensor, positive: Tensor) -> Tensor:
-    """Σ_t (R_t − R_{t−1}) P_t over the distinct scores t, the highest first: recall R, precision P of score ≥ t."""
-    positives, negatives = (counts.flip(0) for counts in _counts_by_score(score, positive))
-    precision = positives.cumsum(0) / (positives + negatives).cumsum(0)
-    return (positives * precision).sum() / positives.sum()
-
-
-def _counts_by_score(score: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """How many positives and negatives have each distinct score, the lowest first, in float64."""
-    _, group = torch.unique(score, return_inverse=True)
-    everything = torch.bincount(group).double()
-    positives = torch.bincount(group[positive], minlength=len(everything)).double()
-    return positives, everything - positives
-
-
-def _harmonic_mean(a: float | None, b: float | None) -> float | None:
-    if a is None or b is None:
-        return None
-    return 2 * a * b / (a + b) if a and b else 0.0
 
 
 def confusion(label: Tensor, predicted: Tensor, K: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from markupsafe import Markup
@@ -21,67 +21,19 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture file of a run, as a data URI."""
-
-    kind: ClassVar[str] = "picture"
-    id: str
-    title: str
-    uri: str
-    size: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table cell: its text, and the value it sorts by."""
-
-    text: str
-    value: float | str | None = None
-    mark: str = ""
-    """CSS class."""
-
-
-def text_cell(text: object, mark: str = "") -> Cell:
-    """A cell of words, which sorts by them."""
-    return Cell(str(text), str(text), mark=mark)
-
-
-@dataclass(frozen=True)
 class Table:
-    """The first cell of each row is its heading. Sortable tables sort when a column heading is pressed."""
+    """Columns of equal length, by their headings: numbers, words, or None. The first column names the rows. A table
+    sorts when a heading is pressed."""
 
     kind: ClassVar[str] = "table"
     id: str
     title: str
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    sortable: bool = True
-    wide: bool = False
+    columns: Mapping[str, Sequence[object]]
+    caption: str = ""
 
-
-def table_of(
-    id: str,
-    title: str,
-    caption: str,
-    heading: str,
-    names: Sequence[str],
-    columns: Mapping[str, Sequence[Cell]],
-    *,
-    wide: bool = True,
-) -> Table:
-    """A table by its columns; `names` are the headings of its rows."""
-    rows = []
-    for i, name in enumerate(names):
-        rows.append([text_cell(name), *(cells[i] for cells in columns.values())])
-    return Table(
-        id,
-        title,
-        caption,
-        [heading, *columns],
-        rows,
-        wide=wide,
-    )
+    @property
+    def rows(self) -> list[tuple[object, ...]]:
+        return list(zip(*self.columns.values(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -124,14 +76,14 @@ class Note:
     text: str
 
 
-Block = Chart | Picture | Table | Gallery | Picker | Note
+Block = Chart | Table | Gallery | Picker | Note
 
 
-@dataclass
+@dataclass(frozen=True)
 class Section:
     id: str
     title: str
+    blocks: Sequence[Block]
     intro: str = ""
-    blocks: list[Block] = field(default_factory=list)
     columns: int = 3
     """Blocks side by side on a wide screen."""

@@ -7,7 +7,6 @@ import re
 
 import matplotlib.figure
 import numpy as np
-from torch import Tensor
 
 from usfan.maths.validators import DIRECTION
 from usfan.report import figures
@@ -16,16 +15,15 @@ from usfan.report.formatting import is_number, mapping, number, plain_name
 from usfan.report.glossary import VALIDATOR_MEANINGS
 from usfan.report.image_table import ImageTable
 from usfan.report.inline_svg import THEME, inline_svg
-from usfan.report.run import Figures
+from usfan.report.overview import kept_epoch
+from usfan.report.run import Figures, Run
 
-LOSSES = {
-    "loss": "whole loss",
-    "loss_entropy": "entropy",
-    "loss_diversity": "diversity",
-    "loss_pseudo": "pseudo-labels",
-}
-NOT_DRAWN = {"epoch", "time", "seconds", *LOSSES}
+NOT_DRAWN = {"epoch", "time", "seconds"}
 TITLES = {
+    "loss": "whole loss",
+    "loss_entropy": "loss: entropy",
+    "loss_diversity": "loss: diversity",
+    "loss_pseudo": "loss: pseudo-labels",
     "lr": "learning rate",
     "weight_mean": "mean weight",
     "validation_accuracy": "accuracy on held-out source images (%)",
@@ -57,61 +55,28 @@ def chart(
     return Chart(id, title, svg, caption)
 
 
-def training_charts(
-    prefix: str,
-    epochs: list[Figures],
-    kept_epoch: int | None,
-) -> list[Chart]:
-    """Losses in one chart, then learning rate and whatever else was logged, each in its own."""
-    losses = {}
-    courses = []
-    for key, name in LOSSES.items():
-        points = series(epochs, key)
-        if varies(points):
-            losses[name] = points
-            courses.append(f"{name} {course(points, kept_epoch)}")
-    charts = curve_charts(prefix, epochs, kept_epoch)
-    if losses:
-        figure = figures.curves(losses, kept_epoch)
-        charts.insert(0, chart(f"{prefix}-losses", "Losses", figure, f"{'; '.join(courses)}."))
-    return charts
-
-
-def validator_charts(
-    prefix: str,
-    epochs: list[Figures],
-    kept_epoch: int | None,
-) -> list[Chart]:
-    records = []
-    for epoch in epochs:
-        validators = mapping(epoch.get("validators"))
-        records.append({**validators, "epoch": epoch["epoch"]})
-    return curve_charts(f"{prefix}-validator", records, kept_epoch)
-
-
-def curve_charts(
-    prefix: str,
-    epochs: list[Figures],
-    kept_epoch: int | None,
-) -> list[Chart]:
+def training_charts(prefix: str, run: Run) -> list[Chart]:
     """One chart for each figure that varies over the epochs."""
-    keys: dict[str, None] = {}
-    for epoch in epochs:
-        keys |= dict.fromkeys(epoch)
+    epoch = kept_epoch(run)
+    records = [{**record, **mapping(record.get("validators"))} for record in run.epochs]
     charts: list[Chart] = []
+    keys: dict[str, None] = {}
+    for record in records:
+        keys |= dict.fromkeys(record)
     for key in keys:
-        points = series(epochs, key)
+        points = series(records, key)
         if key in NOT_DRAWN or not varies(points):
             continue
         if len(charts) == MOST_CURVES:
             break
         title = TITLES.get(key, plain_name(key))
         better = BETTER[DIRECTION.get(key, 0)]
-        meaning = VALIDATOR_MEANINGS.get(key, "")
-        caption = f"{course(points, kept_epoch)}. {better} {meaning}"
+        caption = f"{course(points)}. {better} {VALIDATOR_MEANINGS.get(key, '')}"
         slug = re.sub(r"\W+", "-", key)
-        figure = figures.curves({title: points}, kept_epoch)
-        charts.append(chart(f"{prefix}-{slug}", title[:1].upper() + title[1:], figure, caption))
+        figure = figures.curve(points, epoch)
+        charts.append(
+            chart(f"{prefix}-curve-{slug}", title[:1].upper() + title[1:], figure, caption)
+        )
     return charts
 
 
@@ -130,48 +95,37 @@ def varies(points: np.ndarray) -> bool:
     values = points[np.isfinite(points[:, 1]), 1]
     if len(values) < 2:
         return False
-    largest = float(np.abs(values).max())
-    return float(values.max() - values.min()) > 1e-3 * largest
+    return float(np.ptp(values)) > 1e-3 * float(np.abs(values).max())
 
 
-def course(points: np.ndarray, kept_epoch: int | None) -> str:
-    """`0.61 → 0.92, 0.93 at the kept epoch 9`."""
-    last = number(points[-1, 1])
-    text = f"{number(points[0, 1])} → {last}"
-    for epoch, value in points:
-        if epoch == kept_epoch and number(value) != last:
-            text += f", {number(value)} at the kept epoch {kept_epoch}"
+def course(points: np.ndarray) -> str:
+    """`0.61 → 0.92`."""
+    text = f"{number(points[0, 1])} → {number(points[-1, 1])}"
     gaps = int((~np.isfinite(points[:, 1])).sum())
     return f"{text}, not finite at {gaps} epochs" if gaps else text
 
 
-def uncertainty_charts(prefix: str, images: ImageTable) -> list[Chart]:
-    """Entropies before and after, and the weights."""
-    charts = []
+def uncertainty_charts(prefix: str, images: ImageTable) -> list[Block]:
+    """Entropies before and after."""
+    charts: list[Block] = []
     highest = number(math.log(max(len(images.classes), 2)))
     for when in images.predicted:
-        means = group_means(images, when, images.tensors[f"entropy_{when}"])
+        means = group_means(images, when)
         caption = f"Mean entropy: {means}; the largest possible is {highest}."
         figure = figures.entropy_densities(images, when=[when])
         title = f"Entropy {when} adaptation"
         charts.append(chart(f"{prefix}-entropy-{when}", title, figure, caption))
-    caption = f"Mean weight: {group_means(images, 'after', images.tensors['weight'])}."
-    figure = figures.weight_histogram(images)
-    charts.append(chart(f"{prefix}-weights", "Weights of the images", figure, caption))
     return charts
 
 
-def group_means(
-    images: ImageTable,
-    when: str,
-    values: Tensor,
-) -> str:
+def group_means(images: ImageTable, when: str) -> str:
     """`471 correct 0.31, 129 incorrect 0.2`."""
+    entropies = images.tensors[f"entropy_{when}"].double()
     means = []
     for group, mask in images.groups(when).items():
         if mask.any():
             name = "images" if group == "all" else group
-            mean = number(float(values[mask].double().mean()))
+            mean = number(float(entropies[mask].mean()))
             means.append(f"{int(mask.sum()):,} {name} {mean}")
     return ", ".join(means)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from usfan.files import Folder
-from usfan.report.blocks import Block, Note, Section
-from usfan.report.formatting import count
-from usfan.report.gallery import picture_block
+from usfan.report.blocks import Block, Note, Section, Table
+from usfan.report.formatting import mapping
 from usfan.report.image_table import PREDICTIONS_FILE, read_mapping
-from usfan.report.run import RUN_FILES
-from usfan.report.study import study_rows, study_table
-from usfan.report.tables import metrics_tables
+from usfan.report.tables import figures_table, metrics_tables
 
 DEEPEST = 3
 """Folders below the one that was named."""
@@ -19,21 +16,10 @@ MOST_RUNS = 24
 """Runs that one page shows."""
 MOST_NAMES = 10_000
 """Names in a folder that are looked at."""
-MOST_PICTURES = 12
-MOST_PROBLEMS = 12
 
 
 def holds_any(path: Path, *names: str) -> bool:
     return any((path / name).is_file() for name in names)
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is itself a run, or a model, and not one that holds others."""
-    if holds_any(path, "study.json", "results.json"):
-        return False
-    if holds_any(path, PREDICTIONS_FILE, "config.json"):
-        return True
-    return holds_any(path, *RUN_FILES) and not runs_below(path)
 
 
 def runs_below(path: Path, depth: int = DEEPEST) -> list[Path]:
@@ -59,20 +45,18 @@ def inner_folders(path: Path) -> list[Path]:
 
 
 def expand(paths: list[Path]) -> tuple[list[Path], list[Section]]:
-    """The runs to show, and sections about the folders that hold several."""
+    """The runs to show, and sections about the folders that hold several, or a study. A folder that is a run itself, or
+    none of these, stays: `read_run` says what it expects."""
     runs: list[Path] = []
     sections: list[Section] = []
     for path in paths:
-        if not path.is_dir() or is_run(path):
-            runs.append(path)
-            continue
-        inner = runs_below(path)
-        section = folder_section(f"all{len(sections) or ''}", path, inner)
-        if inner or section.blocks:
+        is_model = holds_any(path, PREDICTIONS_FILE, "config.json")
+        inner = runs_below(path) if path.is_dir() and not is_model else []
+        if inner or holds_any(path, "table.json"):
+            sections.append(folder_section(f"all{len(sections) or ''}", path, inner))
             runs += inner[:MOST_RUNS]
-            sections.append(section)
         else:
-            runs.append(path)  # `read_run` says what it expects
+            runs.append(path)
     return runs, sections
 
 
@@ -81,19 +65,30 @@ def folder_section(
     path: Path,
     runs: list[Path],
 ) -> Section:
-    """The tables and pictures that lie in the folder itself."""
+    """The tables that lie in the folder itself."""
     problems: list[str] = []
     blocks: list[Block] = []
-    rows = study_rows(path, problems)
-    if rows:
-        blocks.append(study_table(id, rows))
-    else:
-        with Folder(path) as folder:
+    with Folder(path) as folder:
+        table = read_mapping(folder, "table.json", problems)
+        if table:
+            blocks.append(study_table(id, table))
+        else:
             blocks += metrics_tables(id, read_mapping(folder, "metrics.json", problems))
-    intro = f"{count(len(runs), 'run')} below {path}."
+    blocks += [Note(problem) for problem in problems]
+    intro = f"Runs below {path}: {len(runs)}."
     if len(runs) > MOST_RUNS:
         intro = f"{intro} The first {MOST_RUNS} are shown."
-    for number, picture in enumerate(sorted(path.glob("*.png"))[:MOST_PICTURES]):
-        blocks.append(picture_block(f"{id}-picture-{number}", picture))
-    blocks += [Note(problem) for problem in problems[:MOST_PROBLEMS]]
-    return Section(id, f"All of {path.resolve().name}", intro, blocks, 2)
+    return Section(id, f"All of {path.resolve().name}", blocks, intro, 2)
+
+
+def study_table(id: str, table: dict[str, object]) -> Table:
+    """The means of a study: a row for each method, a column for each task."""
+    columns = table.get("columns")
+    rows: dict[str, object] = {}
+    for method, averages in mapping(table.get("results")).items():
+        row = {}
+        for column, average in mapping(averages).items():
+            if isinstance(columns, list) and column in columns:
+                row[column] = mapping(average).get("mean")
+        rows[method] = row
+    return figures_table(f"{id}-study", f"{table.get('title')}: {table.get('metric')}", rows)

@@ -11,23 +11,23 @@ import colorsys
 import contextlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 
 from usfan.errors import DataError
 from usfan.maths.agreement import evenly_spaced
 from usfan.maths.calibration import calibration_metrics, reliability_bins
 from usfan.maths.objectives import entropy
-from usfan.metrics.changes import changed_images
+from usfan.metrics.changes import changed_images, changed_rows, passes_of
 from usfan.report.image_table import ImageTable, table_of_model
 from usfan.report.run import read_run
 from usfan.store.model import AdaptedModel, SourceModel, as_images
@@ -47,6 +47,7 @@ GREY = PALETTE[10]
 GROUP_COLOURS = {"correct": BLUE, "incorrect": ORANGE, "unknown class": VIOLET, "all": BLUE}
 SERIES = {"probs": ("point estimate", ORANGE), "posterior": ("posterior", BLUE)}
 WHEN = ("before", "after")
+BINS = 20
 MARKERS = {"all": ".", "correct": ".", "incorrect": "x", "unknown class": "^"}
 Target = SourceModel | ImageTable | str | Path
 
@@ -84,8 +85,8 @@ def reliability(
 
 def draw_reliability(
     axes: Axes,
-    probs: torch.Tensor,
-    labels: torch.Tensor,
+    probs: Tensor,
+    labels: Tensor,
     colour: str,
     label: str,
 ) -> None:
@@ -109,71 +110,40 @@ def entropy_densities(
     *,
     when: Sequence[str] = WHEN,
 ) -> Figure:
-    """Densities of the posterior's entropy (filled) and the point estimate's (dashed), before and after."""
+    """Densities of the posterior's entropy (filled) and the point estimate's (dashed), before and after. The area of a
+    group is its share of the images."""
     images = images_of(target, data)
     highest = math.log(max(len(images.classes), 2))
-    grid = np.linspace(0, highest, 120)
     figure, panels = new_panels(images, when)
     for name, axes in panels.items():
-        posterior = images.tensors[f"entropy_{name}"].double().numpy()
-        point = entropy(images.tensors[f"probs_{name}"].double()).numpy()
+        posterior = images.tensors[f"entropy_{name}"].double().clamp(0, highest)
+        point = entropy(images.tensors[f"probs_{name}"].double()).clamp(0, highest)
         for group, mask in images.groups(name).items():
-            colour = GROUP_COLOURS[group]
             label = "posterior" if group == "all" else group
-            curve = density(posterior[mask], grid, len(posterior))
-            axes.fill_between(grid, curve, color=colour, alpha=0.16, linewidth=0)
-            axes.plot(grid, curve, color=colour, label=label)
-            curve = density(point[mask], grid, len(posterior))
-            axes.plot(grid, curve, color=colour, linestyle="--", linewidth=1)
-        axes.set(xlim=(0, highest), ylim=(0, None), ylabel="density")
+            draw_density(axes, posterior, mask, highest, GROUP_COLOURS[group], label)
+            draw_density(axes, point, mask, highest, GROUP_COLOURS[group])
+        axes.set(xlim=(0, highest), ylabel="density")
         axes.set_xlabel("entropy of the prediction (nats)")
         axes.locator_params(axis="x", nbins=5)
         axes.legend(frameon=False)
     return figure
 
 
-def density(
-    values: np.ndarray,
-    grid: np.ndarray,
-    total: int,
-) -> np.ndarray:
-    """A Gaussian kernel density on the grid, mirrored at both ends so that no mass leaks out.
-
-    Its area is the share of these values in `total`. The values are binned first: the cost does not grow with N.
-    """
-    low = float(grid[0])
-    high = float(grid[-1])
-    width = (high - low) / 45
-    counts, edges = np.histogram(np.clip(values, low, high), bins=400, range=(low, high))
-    centres = (edges[1:] + edges[:-1]) / 2
-    kernel = np.zeros((len(grid), len(centres)))
-    for mirrored in (centres, 2 * low - centres, 2 * high - centres):
-        kernel += np.exp(-0.5 * ((grid[:, None] - mirrored) / width) ** 2)
-    result: np.ndarray = kernel @ counts / (width * math.sqrt(2 * math.pi) * max(total, 1))
-    return result
-
-
-def weight_histogram(target: Target, data: Images | None = None) -> Figure:
-    """The certainty weights exp(−H) after adaptation; stacked by correct and incorrect if there are labels."""
-    images = images_of(target, data)
-    weight = images.tensors["weight"].double().numpy().clip(0, 1)
-    groups = images.groups("after")
-    figure = NotebookFigure(layout="constrained")
-    axes = figure.add_subplot()
-    axes.hist(
-        [weight[mask] for mask in groups.values()],
-        bins=20,
-        range=(0, 1),
-        weights=[np.full(int(mask.sum()), 100 / len(weight)) for mask in groups.values()],
-        color=[GROUP_COLOURS[group] for group in groups],
-        label=list(groups),
-        stacked=True,
-        rwidth=0.92,
-    )
-    axes.set(xlim=(0, 1), xlabel="weight", ylabel="images (%)")
-    if len(groups) > 1:
-        axes.legend(frameon=False)
-    return figure
+def draw_density(
+    axes: Axes,
+    values: Tensor,
+    mask: Tensor,
+    highest: float,
+    colour: str,
+    label: str | None = None,
+) -> None:
+    """The histogram of the values of a group: filled if it has a label, else dashed."""
+    counts, edges = np.histogram(values[mask].numpy(), bins=BINS, range=(0, highest))
+    heights = counts * BINS / (highest * len(values))
+    if label:
+        axes.stairs(heights, edges, color=colour, alpha=0.16, fill=True)
+    style = "-" if label else "--"
+    axes.stairs(heights, edges, color=colour, linestyle=style, linewidth=1.2, label=label)
 
 
 def feature_map(
@@ -209,28 +179,18 @@ def class_colours(K: int) -> list[str]:
     return [to_hex(colorsys.hls_to_rgb(k * 0.381966 % 1, 0.5, 0.6)) for k in range(K)]
 
 
-def curves(values: Mapping[str, np.ndarray], kept_epoch: int | None = None) -> Figure:
-    """One line for each name. An array is n×2: epoch, value; the line breaks at a value that is not finite."""
+def curve(points: np.ndarray, kept_epoch: int | None = None) -> Figure:
+    """A figure by epoch: n×2, epoch and value. The line breaks at a value that is not finite."""
     figure = NotebookFigure(layout="constrained")
     axes = figure.add_subplot()
-    for (name, points), colour in zip(values.items(), PALETTE, strict=False):
-        epochs, heights = points.T
-        heights = np.where(np.abs(heights) < 1e30, heights, np.nan)
-        marker = "o" if len(points) <= 60 else ""
-        axes.plot(
-            epochs,
-            heights,
-            marker=marker,
-            markersize=3.5,
-            color=colour,
-            label=name,
-        )
+    epochs, heights = points.T
+    heights = np.where(np.abs(heights) < 1e30, heights, np.nan)
+    marker = "o" if len(points) <= 60 else ""
+    axes.plot(epochs, heights, marker=marker, markersize=3.5, color=BLUE)
     if kept_epoch is not None:
         axes.axvline(kept_epoch, linestyle="--", linewidth=1, color=GREY)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel("epoch")
-    if len(values) > 1:
-        axes.legend(frameon=False)
     return figure
 
 
@@ -241,25 +201,18 @@ def changed_predictions(
     most: int = 20,
 ) -> Figure:
     """The images whose prediction changed, the surest first, with both predictions; of what `usfan.adapt` returned."""
-    if not isinstance(target, AdaptedModel) or target.passes is None:
-        raise DataError(
-            "changed_predictions needs the model that usfan.adapt returned; a run folder has changes.csv"
-        )
-    images = target.passes.images if data is None else as_images(data)
+    passes = passes_of(target)
+    images = passes.images if data is None else as_images(data)
     records = changed_images(target, images)[:most]
+    positions = passes.positions.cpu()[changed_rows(passes)[:most]].tolist()
     columns = max(1, min(5, len(records)))
     lines = max(1, math.ceil(len(records) / columns))
     figure = NotebookFigure(figsize=(2.1 * columns, 2.5 * lines), layout="constrained")
     if not records:
         figure.text(0.5, 0.5, "no prediction changed", ha="center", va="center")
-    positions = {}
-    if images is not None:
-        positions = {images.where(i): i for i in range(len(images))}
-    for number, record in enumerate(records, 1):
-        axes = figure.add_subplot(lines, columns, number)
-        axes.set(xticks=[], yticks=[])
-        position = positions.get(str(record["path"]))
-        if images is not None and position is not None:
+    for number, (record, position) in enumerate(zip(records, positions, strict=True), 1):
+        axes = figure.add_subplot(lines, columns, number, xticks=[], yticks=[])
+        if images is not None:
             with contextlib.suppress(DataError):  # the file is gone
                 pixels = images.load(position)
                 step = math.ceil(max(pixels.shape) / 256)

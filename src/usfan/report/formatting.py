@@ -8,23 +8,17 @@ from typing import TypeGuard
 from usfan.progress import duration
 
 
-def number(value: object, digits: int = 3) -> str:
+def number(value: object) -> str:
     """A figure for reading: 31.2, 0.0123, 1.2e-05, 12,345."""
     if value is None:
         return "–"
     if not is_number(value):
-        return str(value)[:40]
+        return str(value)
     if value < 0:
-        return f"−{number(-value, digits)}"
-    if isinstance(value, int) or (value == round(value) and value < 1e9):
-        return f"{int(value):,}"
-    if value >= 1000:
+        return f"−{number(-value)}"
+    if isinstance(value, int) or value >= 1000:
         return f"{value:,.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if value >= 1e-3:
-        return f"{value:.{digits}g}"
-    return f"{value:.1e}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def percent(value: object, digits: int = 1) -> str:
@@ -36,11 +30,6 @@ def seconds(value: object) -> str:
     if not is_number(value):
         return "–"
     return f"{value:.1f} s" if round(value) < 60 else duration(value)
-
-
-def count(value: int, noun: str) -> str:
-    """`1 seed`, `3 seeds`."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def is_number(value: object) -> TypeGuard[float]:

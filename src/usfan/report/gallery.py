@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from usfan.data.decoding.decode import decode_bytes
 from usfan.data.decoding.pool import Answer, decode_in_processes
-from usfan.errors import DataError, printable
-from usfan.files import Folder
+from usfan.errors import printable
 from usfan.maths.validators import is_certain
-from usfan.report.blocks import Block, Gallery, Note, Picture, Thumbnail
+from usfan.report.blocks import Block, Gallery, Note, Thumbnail
 from usfan.report.image_table import ImageTable
 
 BELOW = "Below each image: the predicted class, its probability, and the weight."
 SIDE = 112
 """Pixels of a thumbnail's longer side."""
-MOST_PICTURE_BYTES = 32 << 20
-WIDEST_PICTURE = 1800
-"""Pixels: a run's own picture is made smaller above this width."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +36,19 @@ def galleries(
     images: ImageTable,
     most: int,
 ) -> list[Block]:
-    """At most `most` images in each; empty galleries are named in a note."""
+    """At most `most` images in each; empty galleries are left out."""
     if images.paths is None:
         return [Note(f"The galleries are left out: {images.no_paths_because}.")]
     weight = images.tensors["weight"].float()
     blocks: list[Block] = []
-    empty = []
     for choice in choices(images):
         positions = choice.mask.nonzero().flatten()
         count = min(most, len(positions))
-        _, order = weight[positions].topk(count, largest=choice.largest_first)
-        items = thumbnails_of(images, positions[order].tolist(), choice.key == "changed")
-        if items:
+        if count:
+            _, order = weight[positions].topk(count, largest=choice.largest_first)
+            items = thumbnails_of(images, positions[order].tolist(), choice.key == "changed")
             id = f"{prefix}-gallery-{choice.key}"
             blocks.append(Gallery(id, choice.title, choice.caption, items))
-        else:
-            empty.append(choice.title.lower())
-    if empty:
-        blocks.append(Note(f"No image to show: {', '.join(empty)}."))
     return blocks
 
 
@@ -115,21 +102,19 @@ def thumbnail(
     with_source_prediction: bool,
 ) -> Thumbnail:
     """One image with its prediction."""
-    k = int(images.predicted["after"][i])
-    flagged = images.unknown is not None and bool(images.unknown[i])
-    label = "unknown" if flagged else images.classes[k]
+    decision = int(images.decisions("after")[i])
+    label = images.names[decision]
     if with_source_prediction:
-        label = f"{images.classes[int(images.predicted['before'][i])]} → {label}"
-    probability = float(images.tensors["probs_after"][i, k])
+        label = f"{images.names[int(images.predicted['before'][i])]} → {label}"
+    probability = float(images.tensors["probs_after"][i].amax())
     detail = f"{100 * probability:.0f} % · {float(images.tensors['weight'][i]):.2f}"
     mark = ""
     truth = ""
     if images.labels is not None:
         true = int(images.labels[i])
-        predicted = len(images.classes) if flagged else k
-        mark = "right" if true == predicted else "wrong"
-        if true != predicted:
-            truth = f"is {[*images.classes, 'unknown'][true]}"
+        mark = "right" if true == decision else "wrong"
+        if true != decision:
+            truth = f"is {images.names[true]}"
     name = printable(os.sep.join(path.split(os.sep)[-2:]), 200)  # class and file
     uri = ""
     problem = ""
@@ -137,28 +122,4 @@ def thumbnail(
         problem = f"{os.path.basename(name)}: {answer}"
     else:
         uri = f"data:image/jpeg;base64,{base64.b64encode(answer).decode('ascii')}"
-    return Thumbnail(
-        label,
-        truth,
-        detail,
-        name,
-        uri,
-        problem,
-        mark,
-    )
-
-
-def picture_block(id: str, path: Path) -> Picture | Note:
-    """A picture file of the run, no wider than the page needs."""
-    try:
-        with Folder(path.parent) as folder:
-            content = folder.read(path.name, MOST_PICTURE_BYTES)
-        image = decode_bytes(content, path.name, formats=("PNG",))
-    except (DataError, OSError, ValueError):
-        return Note(f"{printable(path.name)} cannot be read.")
-    image.thumbnail((WIDEST_PICTURE, WIDEST_PICTURE), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=90)
-    encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    title = printable(path.stem.replace("_", " ").capitalize())
-    return Picture(id, title, f"data:image/webp;base64,{encoded}", image.size)
+    return Thumbnail(label, truth, detail, name, uri, problem, mark)

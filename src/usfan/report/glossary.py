@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from usfan.report.blocks import Table, table_of, text_cell
+from usfan.report.blocks import Table
 from usfan.report.run import Run
 
 VALIDATOR_MEANINGS = {
@@ -46,18 +46,5 @@ def glossary_table(prefix: str, run: Run) -> list[Table]:
     """The words that the page of an adaptation uses."""
     if run.kind != "adapt":
         return []
-    words = dict(GLOSSARY)
-    if run.images is None or run.images.unknown is None:
-        del words["HOS"]
-    meanings = [text_cell(text) for text in words.values()]
-    columns = {"meaning": meanings}
-    return [
-        table_of(
-            f"{prefix}-glossary",
-            "Glossary",
-            "",
-            "word",
-            list(words),
-            columns,
-        )
-    ]
+    columns = {"word": list(GLOSSARY), "meaning": list(GLOSSARY.values())}
+    return [Table(f"{prefix}-glossary", "Words of this page", columns)]

@@ -16,6 +16,7 @@ from usfan.budget import check_cost
 from usfan.errors import DataError, printable
 from usfan.files import MOST_JSON, Folder, read_in
 from usfan.metrics.image_table import image_tensors, made_here, target_labels
+from usfan.metrics.metrics import unknown_name
 from usfan.store.model import AdaptedModel
 from usfan.tensor_file import open_tensors_in
 
@@ -67,6 +68,22 @@ class ImageTable:
             if f"probs_{when}" in self.tensors:
                 classes[when] = self.tensors[f"probs_{when}"].argmax(dim=1)
         return classes
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The classes, and the unknown class of an open set."""
+        names = list(self.classes)
+        labels = self.labels
+        if self.unknown is not None or (labels is not None and int(labels.max()) == len(names)):
+            names.append(unknown_name(names))
+        return names
+
+    def decisions(self, when: str) -> Tensor:
+        """The predicted class, N; K if the final model flagged the image as unknown."""
+        predicted = self.predicted[when]
+        if when == "after" and self.unknown is not None:
+            return torch.where(self.unknown, len(self.classes), predicted)
+        return predicted
 
     def groups(self, when: str) -> dict[str, Tensor]:
         """Masks: correct, incorrect and (open set) unknown class; or all, if there are no labels."""

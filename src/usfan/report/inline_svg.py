@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
-from collections.abc import Iterator
-from xml.etree import ElementTree
+from contextlib import AbstractContextManager
 
 import matplotlib
 from markupsafe import Markup
+from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.typing import RcKeyType
+from matplotlib.typing import RcStyleType
 
 from usfan.report.figures import PALETTE
 
@@ -19,7 +18,7 @@ TEXT = "#555d66"
 GRID = "#e8e6df"
 THEME = {colour: f"var(--k{i})" for i, colour in enumerate(PALETTE)}
 THEME |= {TEXT: "var(--soft)", GRID: "var(--grid)"}
-STYLE: dict[RcKeyType, object] = {
+STYLE: RcStyleType = {
     "axes.axisbelow": True,
     "axes.edgecolor": TEXT,
     "axes.grid": True,
@@ -40,18 +39,18 @@ STYLE: dict[RcKeyType, object] = {
     "ytick.color": TEXT,
     "ytick.major.size": 0,
 }
-COORDINATES = {"d", "x", "y", "width", "height", "transform"}
-REFERENCE = re.compile("[mp][0-9a-f]{10}")
-"""Ids of markers and clip paths, which other elements refer to."""
+CHANGES = {
+    "<style.*?</style>": "",
+    " xlink:href=": " href=",
+    r' id="class-(\d+)"': r' class="spots" data-class="\1"',
+    ' id="(?![mp][0-9a-f]{10}")[^"]*"': "",  # nothing refers to it
+}
+"""Patterns in matplotlib's text, and what stands there in a page."""
 
 
-@contextlib.contextmanager
-def report_style() -> Iterator[None]:
+def report_style() -> AbstractContextManager[None]:
     """matplotlib's defaults with the report's style. The caller's settings are back after the block."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
+    return style.context(STYLE, after_reset=True)
 
 
 def inline_svg(
@@ -59,7 +58,7 @@ def inline_svg(
     id: str,
     label: str,
 ) -> Markup:
-    """The `<svg>` element of a figure: small, the same every time, with ids that no other figure has."""
+    """The `<svg>` element of a figure: the same every time, with ids that no other figure has."""
     figure.set_layout_engine("none")  # fixed margins: they take half the time
     (axes,) = figure.axes
     axes.set_position((0.15, 0.17, 0.81, 0.8) if axes.axison else (0, 0, 1, 1))
@@ -67,38 +66,12 @@ def inline_svg(
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": id}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    text = re.sub(r' xmlns="[^"]*"|<style.*?</style>|xlink:(?=href)', "", buffer.getvalue())
-    root = ElementTree.fromstring(text)
-    for element in reversed(list(root.iter())):
-        clean(element)
-    for name in ("width", "height", "version"):
-        del root.attrib[name]
-    root.attrib |= {"role": "img", "aria-label": label}
-    return Markup(re.sub(r"\s*\n\s*", "", ElementTree.tostring(root, encoding="unicode")))
-
-
-def clean(element: ElementTree.Element) -> None:
-    """Drop ids that nothing refers to, round coordinates, and replace colours by those of the theme."""
-    attributes = element.attrib
-    id = attributes.pop("id", "")
-    if id.startswith("class-"):
-        attributes |= {"class": "spots", "data-class": id.removeprefix("class-")}
-    elif REFERENCE.fullmatch(id):
-        attributes["id"] = id
-    for name in COORDINATES & attributes.keys():
-        attributes[name] = re.sub(r"\d+\.\d+", rounded, attributes[name])
-    if "style" in attributes:
-        style = re.sub("font-family:[^;]*(; )?", "", attributes["style"])
-        attributes["style"] = re.sub("#[0-9a-f]{6}", themed, style)
-    styles = {child.get("style", "") for child in element if child.tag == "use"}
-    if len(styles) == 1 and all(child.tag == "use" for child in element):
-        attributes["style"] = styles.pop()
-        for child in element:
-            child.attrib.pop("style", None)
-
-
-def rounded(digits: re.Match[str]) -> str:
-    return f"{float(digits[0]):.2f}".rstrip("0").rstrip(".")
+    _, size, text = re.split('<svg .*?viewBox="(.*?)".*?>', buffer.getvalue(), maxsplit=1)
+    for pattern, replacement in CHANGES.items():
+        text = re.sub(pattern, replacement, text)
+    text = re.sub("#[0-9a-f]{6}", themed, text)
+    start = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(size, label)
+    return start + Markup(text)
 
 
 def themed(colour: re.Match[str]) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from usfan.errors import ConfigError, DataError
-from usfan.maths.objectives import certainty_weights, entropy
+from usfan.maths.objectives import certainty_weights
 from usfan.metrics.evaluate import run_over, score_outputs
-from usfan.metrics.image_table import adaptation_metrics
+from usfan.metrics.image_table import adaptation_metrics, prediction_tensors
 from usfan.report.image_table import ImageTable, table_of_model
 from usfan.report.page import write_page
 from usfan.report.run import Run
@@ -55,12 +55,8 @@ def evaluated_run(model: SourceModel, images: ImageData) -> Run:
     if images.labels is not None:
         images = images.for_model(model.classes, open_set=True)
     outputs, positions = run_over(model, images)
-    table = {
-        "probs_after": outputs.probs,
-        "posterior_after": outputs.posterior_probs,
-        "weight": certainty_weights(outputs.posterior_probs),
-        "entropy_after": entropy(outputs.posterior_probs),
-    }
+    table = prediction_tensors(outputs, "after")
+    table["weight"] = certainty_weights(outputs.posterior_probs)
     metrics: dict[str, object] = {"images": len(positions), "skipped": len(images.unreadable)}
     if images.labels is not None:
         labels = images.labels[positions]

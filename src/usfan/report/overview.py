@@ -1,14 +1,9 @@
-"""The top of a run's page: headline, status, main figures, facts. And its settings."""
+"""The top of a run's page: headline, status, main figures and facts."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-from usfan.adaptation.methods import METHODS
-from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, field_docs
-from usfan.maths.validators import is_certain
-from usfan.report.blocks import Table, text_cell
 from usfan.report.formatting import is_number, mapping, number, percent, seconds
 from usfan.report.run import Run, is_epoch
 
@@ -18,11 +13,6 @@ KINDS = {
     "posterior": "posterior of a trained model",
     "evaluate": "evaluation",
 }
-CONFIGS: dict[str, tuple[type, ...]] = {
-    "adapt": (AdaptConfig, RuntimeConfig),
-    "train": (TrainConfig, RuntimeConfig),
-}
-"""The settings of a command: fields with defaults and docs."""
 TILES = {
     "hos": "HOS",
     "accuracy": "accuracy",
@@ -34,18 +24,11 @@ VALIDATOR_TILES = {
     "drift": "predictions changed",
     "coverage": "classes predicted",
 }
-BAD_ECE = 15.0
-"""Percent: a calibration error from here on is bad, even if it was worse before."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One large figure, with a detail below it; `mark` (better, worse) colours the detail."""
-
-    label: str
-    value: str
-    detail: str = ""
-    mark: str = ""
+GUARD_STATUS = {
+    "adapted": ("good", "adapted"),
+    "source": ("warn", "source model kept"),
+    "undecided": ("warn", "undecided: source model kept"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +37,10 @@ class Overview:
 
     headline: str
     status: tuple[str, str]
+    """How far to trust the result: good, warn or plain; and in a few words."""
     reason: str
-    tiles: list[Tile]
+    tiles: list[tuple[str, str, str]]
+    """Label, figure, detail."""
     facts: list[tuple[str, str]]
 
 
@@ -64,21 +49,12 @@ def overview(run: Run) -> Overview:
 
 
 def kept_epoch(run: Run) -> int | None:
-    return first_epoch(
-        run.metrics.get("kept_epoch"), run.selection.get("epoch"), run.metrics.get("best_epoch")
-    )
-
-
-def planned_epochs(run: Run) -> int | None:
-    return first_epoch(run.metrics.get("epochs"), run.settings.get("epochs"))
-
-
-def first_epoch(*values: object) -> int | None:
-    return next((value for value in values if is_epoch(value)), None)
+    epoch = run.metrics.get("kept_epoch", run.metrics.get("best_epoch"))
+    return epoch if is_epoch(epoch) else None
 
 
 def guard_reason(run: Run) -> str:
-    reason = mapping(run.metrics.get("guard")).get("reason") or run.selection.get("reason")
+    reason = mapping(run.metrics.get("guard")).get("reason")
     texts = [str(text) for text in (reason, run.metrics.get("warning")) if text]
     return ". Beware: ".join(texts)
 
@@ -91,89 +67,49 @@ def main_figure(run: Run) -> tuple[str, object, object]:
 
 
 def headline(run: Run) -> str:
-    """`Accuracy 40.8 % → 78.5 %: kept epoch 4 of 6`."""
-    epoch = kept_epoch(run)
-    planned = planned_epochs(run)
-    ending = ""
-    if epoch is not None and planned:
-        ending = f"kept epoch {epoch} of {planned}" if epoch else "source model kept"
+    """`Accuracy 40.8 % → 78.5 %`; without labels, the certain predictions."""
     key, before, after = main_figure(run)
     accuracy = run.metrics.get("accuracy", run.metrics.get("validation_accuracy"))
-    certain = certain_share(run)
-    result = KINDS.get(run.kind, "run")
+    certain = mapping(run.metrics.get("validators")).get("certain")
+    text = KINDS.get(run.kind, "run")
     if is_number(before) and is_number(after):
-        result = f"{TILES[key]} {percent(before)} → {percent(after)}"
-    elif run.kind == "adapt" and certain is not None:
-        result = f"{percent(100 * certain, 0)} of predictions certain"
-    elif run.kind == "adapt" and not ending:
-        result = "adaptation, not finished"
+        text = f"{TILES[key]} {percent(before)} → {percent(after)}"
+    elif is_number(certain):
+        text = f"{percent(100 * certain, 0)} of predictions certain"
     elif is_number(accuracy):
-        result = f"accuracy {percent(accuracy)}"
-    text = f"{result}: {ending}" if ending else result
+        text = f"accuracy {percent(accuracy)}"
     return text[:1].upper() + text[1:]
 
 
-def certain_share(run: Run) -> float | None:
-    """The share of the images that the posterior is certain of."""
-    share = mapping(run.metrics.get("validators")).get("certain")
-    if is_number(share):
-        return float(share)
-    if run.images is None:
-        return None
-    return float(is_certain(run.images.tensors["posterior_after"]).double().mean())
-
-
 def status(run: Run) -> tuple[str, str]:
-    """How far to trust the result: (good, warn or plain; a few words)."""
-    if run.kind != "adapt":
-        return "plain", KINDS.get(run.kind, "run")
-    if "collapse" in guard_reason(run).lower():
-        return "warn", "adaptation collapsed"
-    if kept_epoch(run) == 0 and planned_epochs(run):
-        return "warn", "adaptation was not trusted"
+    """The guard's decision, unless labels or the predictions say that it did no good."""
+    guard = mapping(run.metrics.get("guard"))
     _, before, after = main_figure(run)
     if is_number(before) and is_number(after) and after < before - 1:
         return "warn", "below the source model"
-    if mapping(run.metrics.get("guard")).get("on") is False:
+    if guard.get("on") is False:
         return "plain", "last iterate, guard off"
-    if not kept_epoch(run):
-        return "plain", "adaptation"
     if mapping(run.metrics.get("validators")).get("drift") == 0:
-        return "plain", "adapted: no prediction changed"
-    return "good", "adapted"
+        return "plain", "no prediction changed"
+    plain = ("plain", KINDS.get(run.kind, "run"))
+    return GUARD_STATUS.get(str(guard.get("kept")), plain)
 
 
-def tiles(run: Run) -> list[Tile]:
-    """The main figures: with labels, those before and after; without, what the validators say."""
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    """The main figures: with labels, those before and after; and what the validators say."""
     tiles = []
     before = run.figures("before")
     after = run.figures("after")
-    for key in TILES:
-        value = after.get(key)
-        if is_number(value):
-            tiles.append(before_after_tile(key, before.get(key), value))
+    for key, label in TILES.items():
+        if is_number(after.get(key)):
+            detail = f"{percent(before[key])} before" if is_number(before.get(key)) else ""
+            tiles.append((label, percent(after[key]), detail))
     validators = mapping(run.metrics.get("validators"))
     for key, label in VALIDATOR_TILES.items():
         value = validators.get(key)
         if is_number(value):
-            tiles.append(Tile(label, percent(100 * value, 0)))
+            tiles.append((label, percent(100 * value, 0), ""))
     return tiles
-
-
-def before_after_tile(
-    key: str,
-    before: object,
-    after: float,
-) -> Tile:
-    """A figure after adaptation, with the one before; green if it is better, unless it is still bad."""
-    if not is_number(before):
-        return Tile(TILES[key], percent(after))
-    is_error = "ece" in key
-    improved = (after < before) == is_error
-    mark = "better" if improved else "worse"
-    if abs(after - before) < 0.05 or (improved and is_error and after > BAD_ECE):
-        mark = ""
-    return Tile(TILES[key], percent(after), f"{percent(before)} before", mark)
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
@@ -203,44 +139,3 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return [
         (name, str(value)) for name, value in values.items() if value not in (None, "", "–")
     ]
-
-
-def settings_table(prefix: str, run: Run) -> list[Table]:
-    """Every setting; those that differ from the default come first."""
-    if not run.settings:
-        return []
-    defaults: dict[str, object] = {}
-    docs: dict[str, str] = {}
-    for config in CONFIGS.get(run.kind, ()):
-        defaults |= {field.name: field.default for field in dataclasses.fields(config)}
-        docs |= field_docs(config)
-    method = METHODS.get(str(run.settings.get("method")))
-    if run.kind == "adapt" and method is not None:
-        defaults |= method.settings()
-        docs |= method.setting_docs()
-    rows = []
-    for name, value in run.settings.items():
-        changed = defaults.get(name) not in (None, value)
-        cell = text_cell(setting_text(value), "changed" if changed else "")
-        rows.append([text_cell(name), cell, text_cell(docs.get(name, ""))])
-    rows.sort(key=lambda row: row[1].mark != "changed")
-    caption = "From config.yaml. Settings that differ from the default come first, in bold."
-    columns = ["setting", "value", "meaning"]
-    return [
-        Table(
-            f"{prefix}-settings",
-            "All settings",
-            caption,
-            columns,
-            rows,
-            wide=True,
-        )
-    ]
-
-
-def setting_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, (list, tuple, dict)):
-        return ", ".join(str(item) for item in value)
-    return "not given" if value is None else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from usfan.files import write_text
 from usfan.progress import bar
 from usfan.report.blocks import Section
 from usfan.report.collection import expand
-from usfan.report.compare import comparison
+from usfan.report.formatting import number
 from usfan.report.inline_svg import report_style
 from usfan.report.run import Run, read_runs
 from usfan.report.sections import RunPart, run_part
+from usfan.report.tables import comparison_table
 
 MOST_POINTS = 12_000
 MOST_THUMBNAILS = 36
@@ -47,7 +49,7 @@ def write_report(
 def write_page(
     runs: list[Run],
     out: Path,
-    sections: list[Section] | None = None,
+    sections: Sequence[Section] = (),
     title: str = "",
     *,
     follow: bool = False,
@@ -56,21 +58,19 @@ def write_page(
 
     `follow`: the user named `out`, so a link there is followed.
     """
-    share = max(1, len(runs))
-    points = min(MOST_POINTS // 3, MOST_POINTS // share)
-    thumbnails = min(MOST_THUMBNAILS // 3, MOST_THUMBNAILS // share)
+    share = max(3, len(runs))
     parts = []
     with report_style(), bar("report", len(runs), unit="runs") as progress:
         for i, run in enumerate(runs, 1):
-            parts.append(run_part(f"r{i}", run, points, thumbnails))
+            parts.append(run_part(f"r{i}", run, MOST_POINTS // share, MOST_THUMBNAILS // share))
             progress.advance()
-    compared = comparison(runs) if len(runs) > 1 else None
+    shared = list(sections)
+    if len(runs) > 1:
+        shared.append(Section("compare", "Side by side", [comparison_table(runs)]))
     if not title:
         title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    html = render(title, parts, compared, sections or [])
-    text = html.encode("utf-8", "replace").decode(
-        "utf-8"
-    )  # file names may hold what UTF-8 cannot
+    html = render(title, parts, shared)
+    text = html.encode("utf-8", "replace").decode()  # file names may hold what UTF-8 cannot
     write_text(out, text, follow=follow)
     return out
 
@@ -78,8 +78,7 @@ def write_page(
 def render(
     title: str,
     parts: list[RunPart],
-    compared: Section | None,
-    sections: list[Section],
+    shared: list[Section],
 ) -> str:
     from usfan import __version__
 
@@ -90,13 +89,12 @@ def render(
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "number": number}
     template = environment.from_string((folder / "template.html").read_text(encoding="utf-8"))
     return template.render(
         title=title,
         parts=parts,
-        compared=compared,
-        shared=sections,
+        shared=shared,
         style=Markup(style),
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(digest).decode()}",
@@ -104,6 +102,6 @@ def render(
     )
 
 
-def breakable(text: object) -> Markup:
+def breakable(text: str) -> Markup:
     """A name that may be broken after an underscore or a slash, and so need not be broken within a word."""
-    return Markup(str(escape(str(text))).replace("_", "_<wbr>").replace("/", "/<wbr>"))
+    return Markup(str(escape(text)).replace("_", "_<wbr>").replace("/", "/<wbr>"))

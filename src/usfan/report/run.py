@@ -51,8 +51,6 @@ class Run:
     model: Figures = field(default_factory=dict)
     """config.json of the model folder."""
     epochs: list[Figures] = field(default_factory=list)
-    selection: Figures = field(default_factory=dict)
-    """The log's entry on the epoch that was chosen."""
     started: str = ""
     """The date and time of the first line of the log."""
     images: ImageTable | None = None
@@ -104,7 +102,7 @@ def read_run(
 
 
 def read_log(folder: Folder, run: Run) -> None:
-    """The epochs, each once (a resumed run logs some again: the later counts), and the choice of an epoch."""
+    """The epochs, each once: a resumed run logs some again, and the later counts."""
     if folder.kind(LOG) == "missing":
         return
     try:
@@ -120,8 +118,6 @@ def read_log(folder: Folder, run: Run) -> None:
         epoch = entry.get("epoch")
         if entry.get("event") == "epoch" and is_epoch(epoch):
             epochs[epoch] = entry
-        elif entry.get("event") == "kept":
-            run.selection = entry
     run.epochs = [epochs[epoch] for epoch in sorted(epochs)]
     time = entries[0].get("time") if entries else None
     if is_number(time) and 0 <= time < LATEST:

@@ -1,220 +1,157 @@
-"""Tables of one run: classes, confusions, calibration, and any metrics.json."""
+"""Tables of one run: classes, confusions, calibration, settings, and any metrics.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
-from usfan.metrics.metrics import confusion, unknown_name
-from usfan.report.blocks import Cell, Table, table_of, text_cell
-from usfan.report.formatting import is_number, mapping, number, plain_name
+from usfan.metrics.metrics import confusion
+from usfan.report.blocks import Table
+from usfan.report.formatting import is_number, mapping, plain_name
 from usfan.report.image_table import ImageTable
-from usfan.report.run import Figures, Run
+from usfan.report.run import Run
 
 MOST_CONFUSIONS = 20
 
 
-def figure_cell(value: object, mark: str = "") -> Cell:
-    return Cell(number(value), float(value) if is_number(value) else None, mark=mark)
-
-
-def column_cells(values: Sequence[object], marks: Sequence[str] = ()) -> list[Cell]:
-    """A column of figures, all with the same decimals."""
-    numbers = [value for value in values if is_number(value)]
-    largest = max(map(abs, numbers), default=0)
-    has_fractions = any(value != round(value) for value in numbers)
-    cells = []
-    for i, value in enumerate(values):
-        mark = marks[i] if marks else ""
-        if is_number(value) and has_fractions and 0.01 <= largest < 1000:
-            decimals = 1 if largest >= 10 else 3
-            text = f"{value:.{decimals}f}".replace("-", "−")
-            cells.append(Cell(text, float(value), mark=mark))
-        else:
-            cells.append(figure_cell(value, mark))
-    return cells
-
-
-def change_cells(before: Sequence[object], after: Sequence[object]) -> list[Cell]:
-    """By how much each figure rose."""
-    cells = []
-    for old, new in zip(before, after, strict=True):
-        if not is_number(old) or not is_number(new):
-            cells.append(Cell("–"))
-            continue
-        change = new - old
-        mark = "better" if change > 0 else "worse"
-        text = f"{change:+.1f}".replace("-", "−")
-        cells.append(Cell(text, change, mark=mark if abs(change) >= 0.05 else ""))
-    return cells
-
-
-def decisions(images: ImageTable, when: str) -> Tensor:
-    """The predicted class; K if the final model flagged the image as unknown."""
-    predicted = images.predicted[when]
-    if when == "after" and images.unknown is not None:
-        return torch.where(images.unknown, len(images.classes), predicted)
-    return predicted
-
-
-def row_names(images: ImageTable) -> list[str]:
-    """The classes, and the unknown class of an open set."""
-    names = list(images.classes)
-    labels = images.labels
-    if images.unknown is not None or (labels is not None and int(labels.max()) == len(names)):
-        names.append(unknown_name(names))
-    return names
-
-
-def class_table(
-    prefix: str,
-    run: Run,
-    images: ImageTable,
-) -> Table:
+def class_table(prefix: str, run: Run, images: ImageTable) -> Table:
     """How often each class is predicted, how certain and, if labels exist, how accurate."""
-    names = row_names(images)
-    length = len(images.classes) + 1
-    columns: dict[str, list[Cell]] = {}
+    names = images.names
+    columns: dict[str, list[object]] = {"class": [*names]}
     if images.labels is not None:
-        counts = torch.bincount(images.labels, minlength=length)
-        columns["images"] = column_cells(counts.tolist())
-        accuracy: dict[str, list[object]] = {}
+        columns["images"] = torch.bincount(images.labels, minlength=len(names)).tolist()
         for when in ("before", "after"):
             by_class = mapping(run.figures(when).get("per_class_accuracy"))
-            accuracy[when] = [by_class.get(name) for name in names]
-            columns[f"accuracy {when} (%)"] = column_cells(accuracy[when])
-        columns["change"] = change_cells(accuracy["before"], accuracy["after"])
+            columns[f"accuracy {when} (%)"] = [by_class.get(name) for name in names]
+        columns["change"] = changes(*list(columns.values())[-2:])
     for when in images.predicted:
-        counts = torch.bincount(decisions(images, when), minlength=length)
-        columns[f"predicted {when}"] = column_cells(counts.tolist())
+        counts = torch.bincount(images.decisions(when), minlength=len(names))
+        columns[f"predicted {when}"] = counts.tolist()
     weight = images.tensors["weight"].double()
-    sums = torch.bincount(decisions(images, "after"), weights=weight, minlength=length)
+    sums = torch.bincount(images.decisions("after"), weights=weight, minlength=len(names))
     means = sums / counts  # nan for an empty class
-    columns["mean weight"] = column_cells([m if is_number(m) else None for m in means.tolist()])
-    caption = "Press a heading to sort by it."
-    return table_of(
-        f"{prefix}-classes",
-        "By class",
-        caption,
-        "class",
-        names,
-        columns,
-    )
+    columns["mean weight"] = [mean if is_number(mean) else None for mean in means.tolist()]
+    return Table(f"{prefix}-classes", "By class", columns)
+
+
+def changes(before: Sequence[object], after: Sequence[object]) -> list[object]:
+    """By how much each figure rose."""
+    result: list[object] = []
+    for old, new in zip(before, after, strict=True):
+        result.append(new - old if is_number(old) and is_number(new) else None)
+    return result
 
 
 def confusion_table(prefix: str, images: ImageTable) -> list[Table]:
     """The largest confusions after adaptation."""
     if images.labels is None:
         return []
-    names = row_names(images)
-    size = len(images.classes) + 1
-    counts = confusion(images.labels, decisions(images, "after"), size)
-    totals = counts.sum(dim=1).tolist()
+    names = images.names
+    counts = confusion(images.labels, images.decisions("after"), len(names))
+    totals = counts.sum(dim=1)
     wrong = counts.fill_diagonal_(0).flatten()
-    entries, positions = wrong.topk(min(MOST_CONFUSIONS, len(wrong)))
-    rows = []
-    for entry, position in zip(entries.tolist(), positions.tolist(), strict=True):
-        if entry:
-            true, predicted = divmod(position, size)
-            share = figure_cell(100 * entry / totals[true])
-            classes = [text_cell(names[true]), text_cell(names[predicted])]
-            rows.append([*classes, figure_cell(entry), share])
+    entries, positions = wrong.topk(min(MOST_CONFUSIONS, int(wrong.count_nonzero())))
+    true = positions // len(names)
+    predicted = positions % len(names)
+    columns: dict[str, list[object]] = {
+        "true class": [names[k] for k in true],
+        "predicted": [names[k] for k in predicted],
+        "images": entries.tolist(),
+        "share of the class (%)": (100 * entries / totals[true]).tolist(),
+    }
     caption = "Images of one class that are assigned to another after adaptation."
-    columns = ["true class", "predicted", "images", "share of the class (%)"]
-    id = f"{prefix}-confusions"
-    return [
-        Table(
-            id,
-            "Largest confusions",
-            caption,
-            columns,
-            rows,
-            wide=True,
-        )
-    ]
+    return [Table(f"{prefix}-confusions", "Largest confusions", columns, caption)]
 
 
 def before_after_table(prefix: str, run: Run) -> list[Table]:
     """Every figure of the evaluations before and after adaptation."""
-    evaluations = {when: run.figures(when) for when in ("before", "after")}
-    names = [name for name, value in evaluations["after"].items() if is_number(value)]
-    columns = {}
-    for when, figures in evaluations.items():
-        columns[when] = [figure_cell(figures.get(name)) for name in names]
-    title = "Figures before and after"
-    rows = [plain_name(name) for name in names]
-    return (
-        [
-            table_of(
-                f"{prefix}-evaluations",
-                title,
-                "",
-                "figure",
-                rows,
-                columns,
-            )
-        ]
-        if rows
-        else []
-    )
+    before = run.figures("before")
+    after = run.figures("after")
+    names = [name for name, value in after.items() if is_number(value)]
+    if not names:
+        return []
+    columns: dict[str, list[object]] = {
+        "figure": [plain_name(name) for name in names],
+        "before": [before.get(name) for name in names],
+        "after": [after[name] for name in names],
+    }
+    return [Table(f"{prefix}-evaluations", "Figures before and after", columns)]
 
 
-def metrics_tables(prefix: str, metrics: Figures) -> list[Table]:
+def metrics_tables(prefix: str, metrics: Mapping[str, object]) -> list[Table]:
     """Any metrics.json: plain figures in one table, each mapping in its own."""
-    plain: Figures = {}
+    plain: dict[str, object] = {}
     tables: list[Table] = []
-    for key, value in metrics.items():
-        if is_number(value) or isinstance(value, str):
-            plain[key] = value
-        elif isinstance(value, dict) and value:
-            id = f"{prefix}-figures-{len(tables)}"
-            tables.append(nested_table(id, plain_name(str(key)), value))
+    for name, value in metrics.items():
+        if isinstance(value, dict) and value:
+            tables.append(figures_table(f"{prefix}-figures-{len(tables)}", name, value))
+        elif is_number(value) or isinstance(value, str):
+            plain[name] = value
     if plain:
-        tables.insert(0, plain_table(f"{prefix}-figures", "Figures", plain))
+        tables.insert(0, figures_table(f"{prefix}-figures", "Figures", plain))
     return tables
 
 
-def plain_table(
-    id: str,
-    title: str,
-    figures: Figures,
-) -> Table:
-    names = [plain_name(str(name)) for name in figures]
-    columns = {"value": [figure_cell(value) for value in figures.values()]}
-    return table_of(
-        id,
-        title,
-        "From metrics.json.",
-        "figure",
-        names,
-        columns,
-        wide=False,
-    )
+def figures_table(id: str, title: str, figures: Mapping[str, object]) -> Table:
+    """A row for each name, with its value or, if that is a mapping, the figures in it."""
+    rows = []
+    headings: dict[str, None] = {}
+    for value in figures.values():
+        row = value if isinstance(value, dict) else {"value": value}
+        rows.append(row)
+        headings |= dict.fromkeys(row)
+    columns: dict[str, list[object]] = {"name": list(figures)}
+    for heading in headings:
+        values = [row.get(heading) for row in rows]
+        if any(is_number(value) or isinstance(value, str) for value in values):
+            columns[heading] = values
+    return Table(id, title, columns)
 
 
-def nested_table(
-    id: str,
-    title: str,
-    figures: Figures,
-) -> Table:
-    """A mapping of mappings has one row for each of them; any other mapping is a plain table."""
-    inner = {str(name): value for name, value in figures.items() if isinstance(value, dict)}
-    if not inner:
-        return plain_table(id, title, figures)
-    keys: dict[str, None] = {}
-    for row in inner.values():
-        keys |= {key: None for key, value in row.items() if is_number(value)}
-    columns = {}
-    for key in keys:
-        columns[plain_name(str(key))] = column_cells([row.get(key) for row in inner.values()])
-    return table_of(
-        id,
-        title,
-        "From metrics.json.",
-        "name",
-        list(inner),
-        columns,
-        wide=False,
-    )
+def settings_table(prefix: str, run: Run) -> list[Table]:
+    if not run.settings:
+        return []
+    columns = {
+        "setting": list(run.settings),
+        "value": [setting_text(value) for value in run.settings.values()],
+    }
+    return [Table(f"{prefix}-settings", "From config.yaml", columns)]
+
+
+def setting_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple, dict)):
+        return ", ".join(str(item) for item in value)
+    return "not given" if value is None else str(value)
+
+
+FIGURES = {
+    "accuracy": "accuracy (%)",
+    "hos": "HOS (%)",
+    "ece": "ECE (%)",
+    "posterior_ece": "posterior ECE (%)",
+    "nll": "NLL",
+    "posterior_nll": "posterior NLL",
+    "images": "images",
+    "seconds": "seconds",
+}
+"""Figures by which runs are compared, and their headings."""
+
+
+def comparison_table(runs: list[Run]) -> Table:
+    """A row for each run: its figures after adaptation, and the settings in which the runs differ."""
+    columns: dict[str, list[object]] = {"run": [run.name for run in runs]}
+    for key, heading in FIGURES.items():
+        values = [run.figures("after").get(key, run.metrics.get(key)) for run in runs]
+        if any(is_number(value) for value in values):
+            columns[heading] = values
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.settings)
+    for name in names:
+        texts = [setting_text(run.settings.get(name, "–")) for run in runs]
+        if len(set(texts)) > 1:
+            columns[name] = [*texts]
+    return Table("compare-runs", "Figures, and settings that differ", columns)

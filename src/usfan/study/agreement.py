@@ -10,29 +10,22 @@ Agreement is measured on the images that were adapted to. In open set "unknown" 
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from usfan.errors import ArtifactError
-from usfan.files import write_json, write_text
+from usfan.files import write_text
 from usfan.store.model import AdaptedModel
-from usfan.study.results import in_markdown, markdown_table
+from usfan.study.results import Row, Table
 from usfan.tensor_file import read_tensors
 
 if TYPE_CHECKING:
-    from usfan.study.suite import Cell, Suite
+    from usfan.study.suite import Suite
 
 PREDICTED = "predicted"
 """Name of the predictions in the tensors that lie beside a cell."""
-CAPTION = (
-    "Images of the target on which runs with different seeds agree, in %; no label is used"
-)
 
 
 def predicted_classes(model: AdaptedModel) -> Tensor:
@@ -44,66 +37,37 @@ def predicted_classes(model: AdaptedModel) -> Tensor:
     return predicted.to("cpu", torch.int16)
 
 
-def agreement(predictions: Sequence[Tensor]) -> float:
-    """Share of equal predictions in percent, mean over pairs of runs."""
-    shares = []
-    for one, other in itertools.combinations(predictions, 2):
-        shares.append(100 * float((one == other).double().mean()))
-    return statistics.fmean(shares)
+def agreement(one: Tensor, other: Tensor) -> float:
+    """Share of equal predictions in percent."""
+    return 100 * float((one == other).double().mean())
 
 
-def task_predictions(study: Suite, cells: Sequence[Cell]) -> dict[int, Tensor]:
-    """Seed → predictions; without runs that have none, or those of another number of images."""
-    runs = {}
-    for cell in cells:
-        try:
-            predicted = read_tensors(study.tensors_path(cell)).get(PREDICTED)
-        except (OSError, ArtifactError):
-            continue
-        if predicted is not None:
-            runs[cell.seed] = predicted
-    lengths = Counter(map(len, runs.values()))
-    for seed, predicted in list(runs.items()):
-        if len(predicted) != lengths.most_common(1)[0][0]:
-            del runs[seed]
-    return runs
-
-
-def agreements(study: Suite) -> dict[str, dict[str, float]]:
-    """`{method: {task: percent, …, "avg": percent, "seeds": number}}` over the seeds that have every task."""
-    table: dict[str, dict[str, float]] = {}
-    for method in study.methods:
-        cells: dict[str, list[Cell]] = {}
-        for cell in study.cells():
-            if cell.method == method:
-                cells.setdefault(cell.task, []).append(cell)
-        tasks = {task: task_predictions(study, runs) for task, runs in cells.items()}
-        seeds = sorted(set.intersection(*map(set, tasks.values())))
-        if len(seeds) > 1:
-            row = {}
-            for task, runs in tasks.items():
-                row[task] = agreement([runs[seed] for seed in seeds])
-            row["avg"] = statistics.fmean(row.values())
-            row["seeds"] = len(seeds)
-            table[method] = row
-    return table
+def agreement_rows(study: Suite) -> list[Row]:
+    """For each run, the mean of its agreement with the runs of the same method and task at other seeds."""
+    runs: dict[tuple[str, str], dict[int, Tensor]] = {}
+    for cell in study.cells():
+        path = study.tensors_path(cell)
+        if study.is_done(cell) and path.is_file():
+            predictions = runs.setdefault((cell.method, cell.task), {})
+            predictions[cell.seed] = read_tensors(path)[PREDICTED]
+    rows = []
+    for (method, task), predictions in runs.items():
+        for seed, predicted in predictions.items():
+            others = [other for key, other in predictions.items() if key != seed]
+            if others:
+                mean = statistics.fmean(agreement(predicted, other) for other in others)
+                rows.append({"method": method, "task": task, "seed": seed, "agreement": mean})
+    return rows
 
 
 def write_agreement(study: Suite) -> str:
-    """agreement.json and agreement.md; the text of the latter, or nothing if no two runs can be compared."""
-    table = agreements(study)
-    as_json = study.out / "agreement.json"
-    as_text = study.out / "agreement.md"
-    if not table:
-        as_json.unlink(missing_ok=True)
-        as_text.unlink(missing_ok=True)
+    """agreement.md and agreement.json; the text of the former, or nothing if no two runs can be compared."""
+    rows = agreement_rows(study)
+    if not rows:
         return ""
-    lines = []
-    for method, row in table.items():
-        figures = [f"{value:.1f}" for name, value in row.items() if name != "seeds"]
-        lines.append([method, *figures, str(row["seeds"])])
-    head = ["method", *map(in_markdown, next(iter(table.values())))]
-    text = f"{CAPTION}\n\n{markdown_table(head, lines)}\n"
-    write_json(as_json, table)
-    write_text(as_text, text)
-    return text
+    table = Table.build(
+        rows, title="Runs with different seeds, no label used", metric="agreement"
+    )
+    write_text(study.out / "agreement.md", table.to_markdown())
+    write_text(study.out / "agreement.json", table.to_json())
+    return table.to_markdown()

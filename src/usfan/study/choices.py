@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from usfan.adaptation.methods import METHODS, find_method
 from usfan.adaptation.plan import refuse_setting
@@ -49,6 +52,17 @@ class Computing:
     @property
     def cores(self) -> int:
         return 1 if self.threads is None else self.threads
+
+
+@contextlib.contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """So many CPU threads of torch inside; None leaves them alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def take_computing(settings: Settings) -> Computing:

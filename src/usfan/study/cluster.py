@@ -3,7 +3,6 @@
 A task trains one source model, or runs one cell, and writes its files as a study in one process does. The tasks of
 cells wait for the task of their source model. If a worker is lost, Ray runs its task again; finished cells lie in the
 folder and are not run again. The folder of the study and the data must lie where all machines can reach them.
-Only JSON passes between the driver and the workers.
 """
 
 from __future__ import annotations
@@ -56,17 +55,12 @@ def cells_on_ray(study: Suite) -> Iterator[tuple[Row, bool]]:
         while tasks:
             ready, _ = ray.wait(list(tasks), timeout=1.0)
             for task in ready:
-                job = tasks.pop(task)
-                try:
-                    study.hardware.add(task_result(ray, task))
-                except (UsfanError, OSError) as error:
-                    if job is not None:
-                        failures.append((job, error))
-                    continue
-                if job is None:
-                    study.save_description()
+                cell = tasks.pop(task)
+                error = task_error(ray, task)
+                if error is None:
+                    yield written_row(study, cell), True
                 else:
-                    yield written_row(study, job), True
+                    failures.append((cell, error))
     if failures:
         cell, first = failures[0]
         kind = UsfanError if isinstance(first, UsfanError) else OSError
@@ -76,8 +70,8 @@ def cells_on_ray(study: Suite) -> Iterator[tuple[Row, bool]]:
         )
 
 
-def start_tasks(ray: Any, study: Suite, missing: list[Cell]) -> dict[Any, Cell | None]:
-    """A task per missing cell, and one per source model that they need, which has no cell."""
+def start_tasks(ray: Any, study: Suite, missing: list[Cell]) -> dict[Any, Cell]:
+    """A task per missing cell. It waits for the task that trains its source model, and fails if that one does."""
     device = study.runtime_settings["device"]
     if device == "auto":  # the machine of this process may have no GPU
         device = "cuda" if ray.cluster_resources().get("GPU", 0) > 0 else "cpu"
@@ -88,14 +82,13 @@ def start_tasks(ray: Any, study: Suite, missing: list[Cell]) -> dict[Any, Cell |
     remote = ray.remote(max_retries=RETRIES, num_cpus=cores, num_gpus=share)(work)
     text = json.dumps(description(study, device), default=str)
     models: dict[tuple[int, str], Any] = {}
-    tasks: dict[Any, Cell | None] = {}
+    tasks: dict[Any, Cell] = {}
     for cell in missing:
-        key = (cell.seed, cell.source)
-        if key not in models:
-            models[key] = remote.remote(text, list(key))
-            tasks[models[key]] = None
+        model = (cell.seed, cell.source)
+        if model not in models:
+            models[model] = remote.remote(text, model)
     for cell in missing:
-        tasks[remote.remote(text, list(cell), models[cell.seed, cell.source])] = cell
+        tasks[remote.remote(text, tuple(cell), models[cell.seed, cell.source])] = cell
     return tasks
 
 
@@ -177,16 +170,17 @@ def description(study: Suite, device: str) -> dict[str, Any]:
     }
 
 
-def task_result(ray: Any, task: Any) -> str:
-    """The hardware that ran a task. Raises its error."""
+def task_error(ray: Any, task: Any) -> Exception | None:
+    """Why a task failed, or None."""
     try:
-        answer = json.loads(ray.get(task))
-    except ray.exceptions.RayError as error:
+        ray.get(task)
+    except ray.exceptions.RayTaskError as error:
+        cause: Exception = error.cause
+        return cause
+    except ray.exceptions.RayError as error:  # its worker was lost too often
         lines = str(error).strip().splitlines() or [""]
-        raise OSError(f"{type(error).__name__}: {printable(lines[-1], 300)}") from None
-    if "error" in answer:
-        raise (UsfanError if answer["mistake"] else OSError)(answer["error"])
-    return str(answer["hardware"])
+        return OSError(f"{type(error).__name__}: {printable(lines[-1], 300)}")
+    return None
 
 
 def written_row(study: Suite, cell: Cell) -> Row:
@@ -206,21 +200,15 @@ _STUDIES: dict[str, Suite] = {}
 """The study of this worker process, with the images it has decoded."""
 
 
-def work(text: str, part: list[Any], model: str | None = None) -> str:
+def work(text: str, part: tuple[Any, ...], model: None = None) -> None:
     """In a worker: train the source model (seed, source), or run the cell (seed, source, target, method)."""
-    if model is not None and "error" in json.loads(model):
-        return model
     console.quiet = True
-    try:
-        study = open_study(text)
-        if len(part) == 2:
-            seed, source = part
-            study.ensure_model(source, seed)
-        else:
-            study.run_cell(Cell(*part))
-    except (UsfanError, OSError) as error:
-        return json.dumps({"error": str(error), "mistake": isinstance(error, UsfanError)})
-    return json.dumps({"hardware": study.device_name()})
+    study = open_study(text)
+    if len(part) == 2:
+        seed, source = part
+        study.ensure_model(source, seed)
+    else:
+        study.run_cell(Cell(*part))
 
 
 def open_study(text: str) -> Suite:

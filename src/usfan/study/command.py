@@ -19,24 +19,24 @@ def reproduce(
 ) -> None:
     """The command. The toy and the demo's digits bring their data; the other benchmarks lie in `data`."""
     out = Path(settings.pop("out", f"runs/{name}"))
-    if name == "toy":
-        from usfan.study.toy import SEEDS, run_toy
-
-        seeds = take_seeds(settings, SEEDS)
-        methods = take_methods(settings)
-        refuse_more(name, settings)
-        with folder_lock(out):
-            run_toy(seeds, out=out, methods=methods)
-    elif name == "digits" and "data" not in settings:
-        from usfan.study.digits import run_seeds
-
-        seeds = take_seeds(settings, [0])
-        methods = take_methods(settings)
-        refuse_more("digits without --data", settings)
-        with folder_lock(out):
-            run_seeds(out, runtime=runtime, seeds=seeds, methods=methods)
-    else:
+    if name != "toy" and (name != "digits" or "data" in settings):
         run_suite(name, settings, out, runtime, computing)
+        return
+    from usfan.study.digits import run_seeds
+    from usfan.study.toy import SEEDS, run_toy
+
+    seeds = take_seeds(settings, SEEDS if name == "toy" else [0])
+    methods = take_methods(settings)
+    if settings:
+        raise ConfigError(
+            f"reproduce {name} without --data takes --methods, --seeds and --out only; got "
+            f"{', '.join(sorted(settings))}"
+        )
+    with folder_lock(out):
+        if name == "toy":
+            run_toy(seeds, out=out, methods=methods)
+        else:
+            run_seeds(out, runtime=runtime, seeds=seeds, methods=methods)
 
 
 def study(
@@ -60,11 +60,3 @@ def run_suite(
     suite = Suite.open(name, settings, out, runtime, computing)
     with folder_lock(out):
         suite.run(cells_on_ray if suite.computing.ray else None)
-
-
-def refuse_more(name: str, settings: Settings) -> None:
-    if settings:
-        names = ", ".join(sorted(settings))
-        raise ConfigError(
-            f"reproduce {name} takes --methods, --seeds and --out only; got {names}"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import importlib.resources
 import io
@@ -17,7 +16,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from usfan.config import AdaptConfig, make_config
 from usfan.data.sources import ImageData
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime
@@ -28,9 +26,9 @@ from usfan.metrics.image_table import adaptation_metrics, save_image_table
 from usfan.progress import bar, say, step_progress
 from usfan.store.model import AdaptedModel, SourceModel
 from usfan.study.choices import PAPER
-from usfan.study.entropies import ENTROPY_METHODS, entropies_of, entropy_figure
 from usfan.study.results import Table as Results
-from usfan.study.runs import adapt_model, train_model
+from usfan.training.source import train_source
+from usfan.workflow import adapt_model
 
 DIGITS = tuple("0123456789")
 SOURCE_EPOCHS = {"mnist": 6, "uci": 12}
@@ -79,8 +77,8 @@ def run_demo(
     quick: bool = False,
     methods: Sequence[str] = PAPER,
 ) -> Metrics:
-    """Both directions, all methods: tables on the terminal, metrics.json, pictures, models and a report in `out`. The
-    report is that of U-SFAN, or of the last method."""
+    """Both directions, all methods: tables on the terminal, metrics.json, models and a report in `out`. The report is
+    that of U-SFAN, or of the last method."""
     from usfan.report.page import write_report
 
     started = time.perf_counter()
@@ -92,27 +90,29 @@ def run_demo(
     for source, target in PAIRS:
         model = train_digits(data[source], source, runtime, seed=seed, quick=quick)
         model.save(out / source)
-        settings = {
+        settings: dict[str, Any] = {
             "epochs": 1 if quick else TARGET_EPOCHS[target],
             "seed": seed,
             "setting": "closed",  # both have the ten digits
         }
         pair = f"{source}-{target}"
-        models = adapt_to_digits(model, data[target], methods, runtime, settings)
+        store = engine_store(data[target].without_labels(), model.spec, runtime)
+        models = {}
+        for name in methods:
+            with bar(f"{name} to {target}") as display:
+                progress = step_progress(display)
+                models[name] = adapt_model(
+                    model, store, name, runtime=runtime, progress=progress, **settings
+                )
         metrics[pair] = {name: score(adapted, data[target]) for name, adapted in models.items()}
         write_json(out / "metrics.json", metrics)
         method = "u-sfan" if "u-sfan" in methods else methods[-1]
-        settings |= {"method": method, "source": str(out / source), "data": target}
-        save_run(out / pair, models[method], data[target], settings)
-        labels = data[target].labels
-        if labels is not None and {*ENTROPY_METHODS} <= models.keys():
-            point, posterior = (entropies_of(models[name], labels) for name in ENTROPY_METHODS)
-            entropy_figure(point, posterior, len(DIGITS), out / f"{pair}-entropy.png")
+        save_run(out / pair, models[method], data[target], str(out / source))
     report = write_report([out / pair for pair in metrics], out / "report.html")
     for pair, rows in metrics.items():
         Console().print(demo_table(pair, rows))
     seconds = time.perf_counter() - started
-    say(f"{report}: the report; {out}: figures, pictures, models ({seconds:.0f} s)")
+    say(f"{report}: the report; {out}: figures, models ({seconds:.0f} s)")
     return metrics
 
 
@@ -125,31 +125,15 @@ def train_digits(
     quick: bool = False,
 ) -> SourceModel:
     """The demo's source model of `mnist` or `uci`."""
-    settings = {
+    settings: dict[str, Any] = {
         "backbone": "digits-cnn",
         "patience": 0,
         "seed": seed,
         "epochs": 1 if quick else SOURCE_EPOCHS[name],
     }
     with bar(f"training on {name}") as display:
-        return train_model(data, runtime, settings, step_progress(display))
-
-
-def adapt_to_digits(
-    source: SourceModel,
-    target: ImageData,
-    methods: Sequence[str],
-    runtime: Runtime,
-    settings: dict[str, Any],
-) -> dict[str, AdaptedModel]:
-    """A model by each method."""
-    store = engine_store(target.without_labels(), source.spec, runtime)
-    models = {}
-    for method in methods:
-        with bar(f"{method} to {target.name}") as display:
-            progress = step_progress(display)
-            models[method] = adapt_model(source, store, method, runtime, settings, progress)
-    return models
+        progress = step_progress(display)
+        return train_source(data, runtime=runtime, progress=progress, **settings)
 
 
 def run_seeds(
@@ -187,17 +171,13 @@ def save_run(
     folder: Path,
     model: AdaptedModel,
     data: ImageData,
-    settings: dict[str, Any],
+    source: str,
 ) -> None:
-    """The U-SFAN run as a run folder, which `usfan report` reads. A demo may be run again: it is written over."""
+    """A run folder, which `usfan report` reads. A demo may be run again: it is written over."""
     model.save(folder)
-    fields = {name: settings[name] for name in ("method", "epochs", "seed", "setting")}
-    config = dataclasses.asdict(make_config(AdaptConfig, fields))
-    write_yaml(folder / "config.yaml", {"command": "adapt", **settings, **config})
+    config = {"command": "adapt", "source": source, "data": data.name}
+    write_yaml(folder / "config.yaml", config | model.history["settings"])
     events = [{"event": "epoch", **record} for record in model.history["records"]]
-    guard = model.history["guard"]
-    last = {"epoch": guard["epoch"], "of": model.history["epochs"], "reason": guard["reason"]}
-    events.append({"event": "kept", **last})
     write_text(folder / "log.jsonl", "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder / "metrics.json", adaptation_metrics(model, data))
     save_image_table(folder, model, data)

@@ -62,10 +62,6 @@ def aggregate(rows: Iterable[Row], metric: str = "accuracy") -> Averages:
         method = row["method"]
         task = row["task"]
         seed = row["seed"]
-        if seed in values[method][task]:
-            raise DataError(
-                f"two results for method {method!r}, task {task!r}, seed {seed}: keep one of them"
-            )
         values[method][task][seed] = float(row[metric])
     tasks = list(dict.fromkeys(task for each in values.values() for task in each))
     averages: Averages = {}
@@ -109,9 +105,7 @@ class Table:
     """The columns that are printed; `averages` may hold more."""
     averages: Averages
     paper: Mapping[str, Numbers] = field(default_factory=dict)
-    """The paper's rows of methods that were run here, under our names."""
-    others: Mapping[str, Numbers] = field(default_factory=dict)
-    """The paper's other rows, under their printed names."""
+    """The paper's rows: of methods that were run here under our names, the others under their printed names."""
     source: str = ""
     """Which of the paper's tables the numbers come from."""
     digits: int = 1
@@ -137,14 +131,14 @@ class Table:
             row = paper_row(benchmark, method, setting)
             if row is not None:
                 others = {name: other for name, other in others.items() if other != row}
-                paper[method] = same_tasks(row, columns, printed)
+                paper[method] = row
+        paper |= others
         return cls(
             title=title,
             metric=metric,
             columns=columns,
             averages=averages,
-            paper=paper,
-            others={name: same_tasks(row, columns, printed) for name, row in others.items()},
+            paper={name: same_tasks(row, columns, printed) for name, row in paper.items()},
             source=" and ".join(table.source for table in tables),
             digits=2 if benchmark in TWO_DIGITS else 1,
         )
@@ -152,12 +146,11 @@ class Table:
     def lines(self) -> list[list[str]]:
         """Name and texts of each line: ours, below it the paper's of the same method; then the paper's others."""
         lines = []
-        for method, row in self.averages.items():
-            lines.append(self.line(method, row))
-            if method in self.paper:
-                lines.append(self.paper_line(method, self.paper[method]))
-        for name, numbers in self.others.items():
-            lines.append(self.paper_line(name, numbers))
+        for name in dict.fromkeys([*self.averages, *self.paper]):
+            lines.append(self.line(name, self.averages.get(name, {})))
+            numbers = self.paper.get(name, {})
+            row = {column: Average(number, None, 1) for column, number in numbers.items()}
+            lines.append(self.line(f"{name}, paper", row))
         return [line for line in lines if any(line[1:])]
 
     def line(self, name: str, row: Mapping[str, Average]) -> list[str]:
@@ -165,10 +158,6 @@ class Table:
         for column in self.columns:
             texts.append(row[column].text(self.digits) if column in row else "")
         return texts
-
-    def paper_line(self, name: str, numbers: Numbers) -> list[str]:
-        row = {column: Average(number, None, 1) for column, number in numbers.items()}
-        return self.line(f"{name}, paper", row)
 
     def caption(self) -> str:
         seeds = set()
@@ -226,7 +215,7 @@ class Table:
             "metric": self.metric,
             "columns": self.columns,
             "results": results,
-            "paper": {"source": self.source, "methods": self.paper, "others": self.others},
+            "paper": {"source": self.source, "methods": self.paper},
         }
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 

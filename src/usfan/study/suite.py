@@ -1,5 +1,5 @@
 """`usfan study` and `usfan reproduce`: all pairs × methods × seeds of the user's domains or of a named benchmark,
-resumable, ending in tables, figures and a report. Those of a named benchmark have the paper's numbers beside them.
+resumable, ending in tables and a report. Those of a named benchmark have the paper's numbers beside them.
 
 A source model is trained once per domain and seed and shared by all targets and methods. A finished cell is a small
 JSON file, written whole; it is never run twice. Images are decoded once per domain.
@@ -60,23 +60,16 @@ from usfan.study.choices import (
     take_pairs,
     take_seeds,
     take_source,
+    torch_threads,
     user_methods,
 )
-from usfan.study.entropies import (
-    ENTROPY_METHODS,
-    correct_areas,
-    entropies_of,
-    entropy_figure,
-)
 from usfan.study.results import Row, Table
-from usfan.study.runs import adapt_model, torch_threads, train_model
-from usfan.tensor_file import read_tensors
+from usfan.training.source import train_source
+from usfan.workflow import adapt_model
 
 LOGGED = ("method", "task", "seed", "accuracy", "seconds")
 FEATURES = "features"
 """Folder of the features that cells share while a study runs."""
-MOST_FIGURES = 6
-"""A study of more tasks than this draws no entropy densities."""
 
 
 class Cell(NamedTuple):
@@ -112,11 +105,10 @@ class Suite:
     runtime_settings: Settings
     """The fields of `RuntimeConfig`: a worker on another machine opens a runtime of its own."""
     stores: dict[tuple[object, ...], Store] = field(default_factory=dict)
-    hardware: set[str] = field(default_factory=set)
-    """Devices that ran cells."""
     earlier_methods: Settings = field(default_factory=dict)
     """The settings of methods that the folder holds cells of already."""
-    loaded_model: tuple[Path, SourceModel] | None = None
+    models: dict[Path, SourceModel] = field(default_factory=dict)
+    """The source model that was used last, by its folder."""
 
     @classmethod
     def open(
@@ -193,6 +185,7 @@ class Suite:
         for name, value in self.user_settings.items():
             config[name] = str(value) if isinstance(value, Path) else value
         write_yaml(self.out / "config.yaml", config)
+        write_json(self.out / "study.json", self.describe())
         with Folder(self.out) as folder:
             mend_log(folder)
         total = len(list(self.cells()))
@@ -201,24 +194,24 @@ class Suite:
             for number, (row, is_new) in enumerate(run_cells(self), 1):
                 if is_new:
                     self.log_cell(row, f"{number}/{total}")
+                    self.table().write(self.out)
                     progress.set(number, total)
         return self.finish()
 
     def cells_here(self) -> Iterator[tuple[Row, bool]]:
         """Row of each cell, and whether it ran now: one after another, in this process."""
-        self.hardware.add(self.device_name())
         with torch_threads(self.computing.threads):
             for cell in self.cells():
                 is_new = not self.is_done(cell)
-                if is_new and self.ensure_model(cell.source, cell.seed):
-                    self.save_description()
                 yield self.run_cell(cell), is_new
 
     def check_folder(self) -> None:
-        """A folder holds one study: its cells are used again, so the settings must be the same."""
+        """A folder holds one study: its models and cells are used again, so the settings must be the same. Before a
+        model is trained, they may have been a mistake."""
         path = self.out / "study.json"
         now = self.describe()
-        before = read_mapping(path) if path.is_file() else now
+        is_used = path.is_file() and (self.out / "models").is_dir()
+        before = read_mapping(path) if is_used else now
         self.earlier_methods = before.get("rows", {})
         whole = ("benchmark", "setting", "adapt", "source", "recipes")
         changed = [name for name in whole if before.get(name) != now[name]]
@@ -245,7 +238,7 @@ class Suite:
         return self.out / "cells" / name
 
     def tensors_path(self, cell: Cell) -> Path:
-        """Predictions and entropies of the cell."""
+        """Predictions of the cell."""
         return self.cell_path(cell).with_suffix(".safetensors")
 
     def is_done(self, cell: Cell) -> bool:
@@ -262,7 +255,7 @@ class Suite:
         settings["seed"] = cell.seed
         model = self.source_model(cell.source, cell.seed)
         store = self.target_store(cell, self.benchmark.train_split, model)
-        adapted = adapt_model(model, store, cell.method, self.engine, settings)
+        adapted = adapt_model(model, store, cell.method, runtime=self.engine, **settings)
         row = {
             "method": cell.method,
             "task": cell.task,
@@ -270,15 +263,10 @@ class Suite:
             "seconds": adapted.history["seconds"],
             **self.score(adapted, cell, store),
             "settings": adapted.history["settings"],
+            "hardware": self.device_name(),
             "commit": commit(),
         }
-        tensors = {PREDICTED: predicted_classes(adapted)}
-        if self.setting == "closed" and store.labels is not None:
-            entropies = entropies_of(adapted, store.labels)
-            row["auroc_correct"] = correct_areas(entropies)
-            if cell.method in ENTROPY_METHODS:
-                tensors |= entropies
-        write_tensors(self.tensors_path(cell), tensors)
+        write_tensors(self.tensors_path(cell), {PREDICTED: predicted_classes(adapted)})
         write_json(self.cell_path(cell), row)
         return row
 
@@ -312,18 +300,18 @@ class Suite:
         """Trained or read; the last one stays in memory."""
         self.ensure_model(source, seed)
         folder = self.model_folder(source, seed)
-        if self.loaded_model is None or self.loaded_model[0] != folder:
-            self.loaded_model = (folder, SourceModel.load(folder).to(self.runtime.device))
-        return self.loaded_model[1]
+        if folder not in self.models:
+            self.models = {folder: SourceModel.load(folder).to(self.runtime.device)}
+        return self.models[folder]
 
     def model_folder(self, source: str, seed: int) -> Path:
         return self.out / "models" / f"{source}_{seed}"
 
-    def ensure_model(self, source: str, seed: int) -> bool:
-        """Train the source model, unless it is there; whether it was trained now."""
+    def ensure_model(self, source: str, seed: int) -> None:
+        """Train the source model, unless it is there."""
         folder = self.model_folder(source, seed)
         if (folder / "config.json").is_file():
-            return False
+            return
         settings = {
             **self.benchmark.recipe_for(source).train,
             **self.source_settings,
@@ -335,10 +323,9 @@ class Suite:
         classes = self.domains.class_split(self.setting, *pair).source
         split = self.benchmark.train_split
         store = self.load_store(source, split, spec.resize, spec.channels, classes)
-        model = train_model(store, self.engine, settings)
+        model = train_source(store, runtime=self.engine, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
         model.save(folder)
-        return True
 
     def target_store(
         self,
@@ -392,40 +379,29 @@ class Suite:
         """The rows of all finished cells."""
         return [self.run_cell(cell) for cell in self.cells() if self.is_done(cell)]
 
-    def finish(self) -> Table:
-        """results.json (the rows), and the table as Markdown, LaTeX and JSON."""
-        rows = self.rows()
+    def table(self) -> Table:
+        """The cells that are done, beside the paper's."""
         title = f"{self.benchmark.title}, {self.setting} set"
-        table = Table.build(
-            rows, title=title, benchmark=self.name, setting=self.setting, metric=self.metric
+        return Table.build(
+            self.rows(),
+            title=title,
+            benchmark=self.name,
+            setting=self.setting,
+            metric=self.metric,
         )
-        self.save_description()
-        write_json(self.out / "results.json", {**self.describe(), "rows": rows})
-        if self.setting == "closed" and len(self.pairs) <= MOST_FIGURES:
-            self.entropy_figures()
+
+    def finish(self) -> Table:
+        """results.json (the rows), and the tables as Markdown, LaTeX and JSON."""
+        table = self.table()
+        write_json(self.out / "results.json", {**self.describe(), "rows": self.rows()})
         print(table.write(self.out))
         print(write_agreement(self))
         shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-        say(f"{write_report([self.out])}: the tables and figures on one page")
+        say(f"{write_report([self.out])}: the tables on one page")
         return table
-
-    def entropy_figures(self) -> None:
-        """The paper's entropy densities of each task at the first seed, if both methods were run."""
-        for pair in self.pairs:
-            cells = [Cell(self.seeds[0], *pair, method) for method in ENTROPY_METHODS]
-            files = [self.tensors_path(cell) for cell in cells]
-            if all(file.is_file() for file in files):
-                path = self.out / f"entropy_{'-'.join(pair)}.png"
-                point, posterior = map(read_tensors, files)
-                entropy_figure(point, posterior, len(self.domains.classes), path)
 
     def device_name(self) -> str:
         return torch.cuda.get_device_name(0) if self.runtime.device.type == "cuda" else "CPU"
-
-    def save_description(self) -> None:
-        """study.json, by which a later call knows the study. Written once a model is trained: until then the settings
-        may be a mistake."""
-        write_json(self.out / "study.json", self.describe())
 
     def describe(self) -> Settings:
         methods = {name: METHODS[name].settings() for name in self.methods}
@@ -449,7 +425,6 @@ class Suite:
             "domains": domains,
             "recipes": recipes,
             "notes": list(self.domains.notes),
-            "hardware": ", ".join(sorted(self.hardware)) or self.device_name(),
             "torch": torch.__version__,
             "commit": commit(),
         }
