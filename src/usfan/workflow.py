@@ -306,7 +306,7 @@ def adapt_several(
     mixture = mix_adapted(members, plan.config, plan.method, names)
     if labels is not None:
         table = labels[images.positions.cpu()]
-        record_user_labels(mixture, UserLabels.of_table(table, torch.device("cpu")))
+        record_user_labels(mixture, UserLabels.of_table(table, len(mixture.classes)))
     if folder is not None:
         folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
     return mixture

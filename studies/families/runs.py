@@ -20,7 +20,7 @@ from studies.families.task import Task, cpu, load_task
 from torch import Tensor
 
 from usfan.adaptation.methods import METHODS
-from usfan.maths.label_first import label_first
+from usfan.maths.questions import name_questions
 from usfan.store.model import AdaptedModel
 from usfan.workflow import adapt_model
 
@@ -145,7 +145,9 @@ class Runs:
 def questions(model: AdaptedModel, count: int, labelled: Tensor) -> Tensor:
     """Positions of the images that the program asks for."""
     assert model.passes is not None
-    return label_first(model.passes.after, count, labelled=labelled)
+    naming = model.passes.naming
+    assert naming is not None
+    return name_questions(naming.view.points, naming.labels_now, labelled, count)
 
 
 def is_plain(value: object) -> bool:

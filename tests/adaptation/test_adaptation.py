@@ -103,6 +103,7 @@ def test_terms_see_no_labels_but_given_ones_and_no_source_data():
         "guide",
         "source",
         "witness",
+        "naming",
         "uncertainty",
         "user_labels",
     }

@@ -147,7 +147,7 @@ def test_terms_are_told_the_label_in_place_of_the_prediction():
     outputs = Outputs(
         torch.randn(5, 2), logits, logits.softmax(1), logits.softmax(1), torch.ones(5)
     )
-    given = UserLabels.of_table(torch.tensor([-1, 2, -1, 0, -1]), torch.device("cpu"))
+    given = UserLabels.of_table(torch.tensor([-1, 2, -1, 0, -1]), 3)
     told = given.replace_predictions(outputs)
     assert told.logits.argmax(1)[[1, 3]].tolist() == [2, 0]
     assert torch.allclose(told.logits.softmax(1), told.probs)

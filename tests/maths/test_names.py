@@ -114,7 +114,7 @@ def test_labels_rename_clusters_that_the_source_model_swaps():
     rows = torch.tensor([3, 17, 25, 50, 60, 70])
     few = UserLabels(rows, labels[rows])
     naming, lesson = learn_labels(view_of(points), probs, few)
-    pooled = lesson.pooled(naming.soft_labels, few)
+    pooled = lesson.pooled(naming.known_labels, few)
     assert (pooled.argmax(1) == labels).double().mean() > 0.97
 
 
@@ -123,7 +123,7 @@ def test_held_out_answers_tell_how_good_the_pool_is():
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:60]
     few = UserLabels(rows, labels[rows])
     naming, lesson = learn_labels(view_of(points), probs, few)
-    pooled = lesson.pooled(naming.soft_labels, few)
+    pooled = lesson.pooled(naming.known_labels, few)
     rest = torch.ones(300, dtype=torch.bool)
     rest[rows] = False
     truth = (pooled.argmax(1) == labels)[rest].double().mean()
@@ -160,7 +160,7 @@ def test_images_outside_every_named_cluster_keep_theirs():
 
 
 def test_scores_by_a_loop():
-    points, probs, labels = clusters(2, 0.6 * torch.eye(4) + 0.1, each=5)
+    points, probs, _ = clusters(2, 0.6 * torch.eye(4) + 0.1, each=5)
     r = fit_mixture(points, probs.log(), rounds=2).responsibilities.double()
     told = UserLabels(torch.tensor([1, 8]), torch.tensor([2, 1]))
     scores = naming_scores(r, probs, told)

@@ -73,7 +73,8 @@ def prepare(
         witness = witness.to(runtime.device)
     user_labels = None
     if labels is not None:
-        user_labels = UserLabels.of_table(labels[images.positions.cpu()], runtime.device)
+        table = labels[images.positions.cpu()]
+        user_labels = UserLabels.of_table(table, len(source.classes), runtime.device)
     return Inputs(plan, source, network, images, store, witness, judge, user_labels)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from usfan.adaptation.guard import Guard, GuardDecision, estimated_accuracy, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
+from usfan.adaptation.naming import name_target
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.schedule import Schedule
 from usfan.adaptation.target_classes import estimate_target_classes
@@ -37,6 +38,7 @@ from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass, worth_compiling
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
+from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier
@@ -149,6 +151,7 @@ class Adaptation:
         if self.plan.config.setting == "auto":
             self.decide_setting(before)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
+        self.naming = self.name_images(before)
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -194,6 +197,15 @@ class Adaptation:
         setting = str(self.target_classes["setting"])
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
+
+    def name_images(self, before: Outputs) -> TargetNaming | None:
+        """Clusters of the target, named by the source model and the user; None if there is nothing to cluster."""
+        if min(before.logits.shape) < 2:
+            return None
+        witness = self.inputs.witness
+        view = View.of(before.features if witness is None else witness)
+        probs = self.uncertainty.predictive(before.features, 1.0)
+        return name_target(view, probs, self.plan.config.setting, self.inputs.user_labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
         """Other features of the images at some positions, for the search for new classes; None if there are none."""
@@ -242,6 +254,7 @@ class Adaptation:
             self.guide,
             before,
             self.inputs.witness,
+            self.naming,
             self.uncertainty,
             self.inputs.user_labels,
         )
@@ -427,7 +440,14 @@ class Adaptation:
         if self.guide.rejects:
             rule = method.split.rule(after, method.split.decision)
         unreadable = self.store.unreadable
-        passes = Passes(before, after, self.store.positions, unreadable, tuple(self.path))
+        passes = Passes(
+            before,
+            after,
+            self.store.positions,
+            unreadable,
+            tuple(self.path),
+            naming=self.naming,
+        )
         return AdaptedModel(
             network,
             self.posterior,

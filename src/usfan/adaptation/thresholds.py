@@ -72,9 +72,8 @@ DIVERSITY_MEMORY = 0.9
 """Part of the mean prediction in L_div that comes from the whole target if a batch holds fewer."""
 CENTROID_LEAST = 10
 """A class with at most this many samples gets no centroid if classes may be missing (SHOT's recipe)."""
-WITNESS_FIRST_ROUNDS = 20
 WITNESS_LATER_ROUNDS = 6
-"""Rounds of EM at the first refresh of the witness's labels, and at later ones, which continue from the last."""
+"""Rounds of EM when the network has named the clusters again."""
 WITNESS_SOFTNESS = 2.0
 """Divides the logits of the witness's classifier."""
 SETTLED_BATCHES = 50

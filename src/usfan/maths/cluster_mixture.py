@@ -20,7 +20,9 @@ image at the origin for each mean and ν = D images for the covariance (s² = me
     Σ   = (Σ_ik r_ik u_i u_iᵀ − Σ_k (n_k + τ) μ_k μ_kᵀ + ν s² I) / (Σ_k n_k + ν)
     λ, b: Newton steps on Σ_ik r_ik log g_ik − ½ρ‖b‖² (concave), halved until it does not fall
 
-never raises F, so F is the one number to watch. An image with a user's label y has r_iy = 1, and −log g_iy p(u_i | y) in F. A round costs O(N D (D + K) + N K²), memory is O(N (D + K)).
+never raises F, so F is the one number to watch. An image with a user's label y has r_iy = 1 and −log g_iy p(u_i | y) in
+F; one that the user calls new has r_ik = 0 for named clusters. A round costs O(N D (D + K) + N K²), memory is
+O(N (D + K)).
 
 Shapes: N samples, K classes, C clusters without a name, K' = K + C, D dimensions of the witness space, W width of the
 witness's features.
@@ -199,11 +201,13 @@ def expectation(
         likelihoods.append(joint.logsumexp(1))
     r = torch.cat(parts)
     likelihood = torch.cat(likelihoods)
-    if labels is not None and len(labels):
-        rows = labels.rows
+    if labels is None:
+        return r, likelihood
+    for rows, allowed in labels.allowed(log_names.shape[1], r.shape[1]):
         joint = log_joint(mixture, points[rows], log_names[rows])
-        likelihood[rows] = joint.gather(1, labels.labels[:, None]).flatten()
-        labels.pin(r)
+        joint = joint.masked_fill(~allowed, -math.inf)
+        r[rows] = joint.softmax(1).float()
+        likelihood[rows] = joint.logsumexp(1)
     return r, likelihood
 
 

@@ -143,8 +143,8 @@ def half_log_determinant(logits: Tensor, gram: Tensor, precision: float) -> floa
 
 
 def pool_weights(held_out: Tensor, labels: Tensor, centre: Sequence[float]) -> Tensor:
-    """w, E, from what each expert says of labelled images that it was not fitted to (E × L × K probabilities): projected
-    Newton steps on the free weights, which never lower the concave objective."""
+    """w, E, from what each expert says of labelled images that it was not fitted to (E × L × K probabilities).
+    Projected Newton steps on the free weights never lower the concave objective."""
     logs = held_out.clamp_min(FLOOR).log()
     start = torch.tensor(centre).to(logs)
     rows = torch.arange(len(labels), device=labels.device)

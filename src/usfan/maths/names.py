@@ -36,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -100,6 +101,12 @@ class View:
         return self.features[:, : self.dimensions].contiguous()
 
 
+class Begins(Protocol):
+    """N × K' responsibilities that EM may begin with, from N × K probabilities."""
+
+    def __call__(self, view: View, probs: Tensor, /, *, even: bool) -> list[Tensor]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Naming:
     """Clusters, and the probabilities of their names."""
@@ -128,6 +135,17 @@ class Naming:
         classes = len(self.marginals)
         return torch.cat([r[:, :classes] @ self.marginals, r[:, classes:]], dim=1)
 
+    @property
+    def known(self) -> Tensor:
+        """N: probability that an image is of a class of the model."""
+        return self.soft_labels[:, : len(self.marginals)].sum(dim=1)
+
+    @property
+    def known_labels(self) -> Tensor:
+        """N × K: soft labels, if the image is of a class of the model."""
+        named = self.soft_labels[:, : len(self.marginals)]
+        return named / named.sum(dim=1, keepdim=True).clamp_min(1e-12)
+
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
@@ -140,10 +158,32 @@ class Lesson:
     held_out: Tensor
     """L × K: what the pool says of the labelled images, each expert fitted without them."""
 
-    def pooled(self, soft_labels: Tensor, labels: UserLabels) -> Tensor:
+    def pooled(self, known_labels: Tensor, labels: UserLabels) -> Tensor:
         """N × K, from the N × K soft labels of the clusters; labelled images keep their labels."""
-        experts = torch.cat([soft_labels[None].to(self.experts), self.experts])
+        experts = torch.cat([known_labels[None].to(self.experts), self.experts])
         return labels.pinned(pool(experts, self.weights))
+
+
+@dataclass(frozen=True, eq=False)
+class TargetNaming:
+    """The view, the naming, and what the user's labels taught."""
+
+    view: View
+    naming: Naming
+    labels: UserLabels
+    lesson: Lesson | None = None
+    """None without labels."""
+
+    @property
+    def labels_now(self) -> Tensor:
+        """N × K: what names, clusters and labels say together, before anything is trained."""
+        return self.pooled(self.naming.known_labels)
+
+    def pooled(self, known_labels: Tensor) -> Tensor:
+        """N × K labels to train with, from the N × K soft labels of the clusters."""
+        if self.lesson is None:
+            return known_labels
+        return self.lesson.pooled(known_labels, self.labels)
 
 
 def balanced(log_names: Tensor, rounds: int = SMOOTHING_ROUNDS) -> Tensor:
@@ -233,19 +273,31 @@ def name_clusters(
     return Naming(fits[best], marginals, names), best
 
 
+def both_begins(view: View, probs: Tensor, *, even: bool = True) -> list[Tensor]:
+    """The names, and the smoothed names, of N × K probabilities."""
+    return [probs, smoothed(probs.clamp_min(FLOOR).log(), view.near, even=even)]
+
+
 def learn_labels(
-    view: View, probs: Tensor, labels: UserLabels, *, even: bool = True
+    view: View,
+    probs: Tensor,
+    labels: UserLabels,
+    begins: Begins = both_begins,
+    *,
+    even: bool = True,
 ) -> tuple[Naming, Lesson]:
     """The naming that follows the labels, and their lesson, from the source model's N × K probabilities."""
     source = probs.double().clamp_min(FLOOR).log()
-    naming, start, experts = fit_experts(view, source, labels, even=even)
+    naming, start, experts = fit_experts(view, source, labels, begins, even=even)
     held_out = torch.zeros(3, len(labels), probs.shape[1]).to(source)
     fold = torch.arange(len(labels), device=probs.device) % FOLDS
     for number in range(min(FOLDS, len(labels))):
         others = labels.part(fold != number)
         rows = labels.rows[fold == number]
-        part, _, part_experts = fit_experts(view, source, others, even=even, start=start)
-        held_out[0, fold == number] = part.soft_labels[rows]
+        part, _, part_experts = fit_experts(
+            view, source, others, begins, even=even, start=start
+        )
+        held_out[0, fold == number] = part.known_labels[rows]
         held_out[1:, fold == number] = part_experts[:, rows]
     weights = pool_weights(held_out, labels.labels, (1.0, 0.0, 0.0))
     return naming, Lesson(experts, weights, pool(held_out, weights))
@@ -255,6 +307,7 @@ def fit_experts(
     view: View,
     source: Tensor,
     labels: UserLabels,
+    begins: Begins,
     *,
     even: bool,
     start: int | None = None,
@@ -268,8 +321,8 @@ def fit_experts(
     if len(labels):
         moved = fit_label_head(offset, features, labels).probs(offset, features)
         alone = fit_label_head(blank, features, labels).probs(blank, features)
-    begins = [moved, smoothed(moved.clamp_min(FLOOR).log(), view.near, even=even)]
+    tables = begins(view, moved, even=even)
     if start is not None:
-        begins = [begins[start]]
-    naming, best = name_clusters(view, moved, labels, begins, even=even)
+        tables = [tables[start]]
+    naming, best = name_clusters(view, moved, labels, tables, even=even)
     return naming, best if start is None else start, torch.stack([moved, alone])

@@ -5,7 +5,8 @@ Shapes: L labelled images, N target samples, K classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ SURE = 1e-6
 """Probability left to all other classes of an image whose label is given."""
 
 
+def no_rows() -> Tensor:
+    return torch.zeros(0, dtype=torch.long)
+
+
 @dataclass(frozen=True, eq=False)
 class UserLabels:
     """The labels of a few target images."""
@@ -25,17 +30,39 @@ class UserLabels:
     """L sample numbers."""
     labels: Tensor
     """L classes."""
+    new_rows: Tensor = field(default_factory=no_rows)
+    """Images that are of no class of the model, by their sample numbers."""
 
     @classmethod
-    def of_table(cls, table: Tensor, device: torch.device | None = None) -> UserLabels:
-        """From N labels, −1 for none."""
-        rows = (table >= 0).nonzero().flatten()
-        return cls(rows.to(device), table[rows].to(device))
+    def of_table(
+        cls, table: Tensor, classes: int, device: torch.device | None = None
+    ) -> UserLabels:
+        """From N labels: −1 for none, K for an image that is of no class of the model."""
+        rows = ((table >= 0) & (table < classes)).nonzero().flatten()
+        new_rows = (table == classes).nonzero().flatten()
+        return cls(rows.to(device), table[rows].to(device), new_rows.to(device))
 
     @classmethod
     def none(cls) -> UserLabels:
-        empty = torch.zeros(0, dtype=torch.long)
-        return cls(empty, empty)
+        return cls(no_rows(), no_rows())
+
+    def to(self, device: torch.device) -> UserLabels:
+        return UserLabels(
+            self.rows.to(device), self.labels.to(device), self.new_rows.to(device)
+        )
+
+    @property
+    def all_rows(self) -> Tensor:
+        return torch.cat([self.rows, self.new_rows])
+
+    def allowed(self, classes: int, clusters: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows, and the clusters that they may belong to (booleans, rows × clusters), of which the first are named by
+        the classes. Images of new classes may be in any if every cluster is named."""
+        if len(self.rows):
+            yield self.rows, one_hot(self.labels, clusters).bool()
+        if len(self.new_rows) and clusters > classes:
+            unnamed = torch.arange(clusters, device=self.new_rows.device) >= classes
+            yield self.new_rows, unnamed.expand(len(self.new_rows), clusters)
 
     def __len__(self) -> int:
         return len(self.rows)

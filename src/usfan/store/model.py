@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from usfan.data.labels import some
 from usfan.data.views import InputSpec, test_view
 from usfan.errors import ConfigError
+from usfan.maths.names import TargetNaming
 from usfan.maths.objectives import certainty_weights, entropy
 from usfan.maths.outputs import Outputs, Prediction, check_finite
 from usfan.maths.source_mixture import mixed, reordered, source_weights
@@ -52,6 +53,8 @@ class Passes:
     """The predicted class of each image after 0, 1, … epochs; in a resumed run, of the epochs since then."""
     labelled: Tensor | None = None
     """Rows of the outputs whose labels the user gave to the adaptation."""
+    naming: TargetNaming | None = None
+    """Clusters of the target and their names before anything was trained."""
     images: ImageData | None = field(default=None, repr=False)
     """The images, without their labels, if `usfan.adapt` received an `ImageData`. Reports show them."""
 

@@ -33,6 +33,7 @@ from usfan.adaptation.model_facts import ModelFacts
 from usfan.config import convert
 from usfan.engine.loop import Batch
 from usfan.engine.runtime import Runtime
+from usfan.maths.names import TargetNaming
 from usfan.maths.objectives import global_mean, global_sum
 from usfan.maths.outputs import Outputs
 from usfan.maths.user_labels import UserLabels
@@ -60,6 +61,8 @@ class Context:
     """The source model's outputs on the target."""
     witness: Tensor | None = None
     """N × D' features of the target in a frozen pretrained network, or None."""
+    naming: TargetNaming | None = None
+    """Clusters of the target and their names by the source model, if a term asks for a witness."""
     uncertainty: Uncertainty | None = None
     """Source of certainty: the posterior of the source head, unless the run uses another."""
     user_labels: UserLabels | None = None

@@ -1,10 +1,9 @@
 """Terms of the witness: labels from its clusters, and attraction between its neighbours.
 
-Labels: a mixture in the witness's features, whose clusters are named by the source model's posterior predictive
-(`maths.cluster_mixture`). In each epoch the network names them again, and EM continues from the last gate. If classes
-may be missing, EM begins with label shift, and L_div asks for the shares that the mixture finds. If there may be new
-classes, the mixture has as many further clusters without a name, and images in them count as unknown
-(`adaptation.target_classes`).
+Labels: those of the naming of the target (`adaptation.naming`): a mixture in the witness's features, whose clusters are
+named by the source model's posterior predictive and by the user's labels, if there are any. After each epoch the
+network names the clusters again, and EM continues from the last gate. If classes may be missing, L_div asks for the
+shares that the mixture finds. If there may be new classes, images in clusters without a name count as unknown.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
@@ -25,24 +24,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.adaptation.target_classes import label_shift, unknown_score, with_unnamed
 from usfan.adaptation.terms.aad import decay, dispersion
 from usfan.adaptation.terms.bank import agreement
 from usfan.adaptation.terms.term import Batch, Context, Outputs, Term
-from usfan.adaptation.thresholds import (
-    SMOOTHING_NEIGHBOURS,
-    WITNESS_FIRST_ROUNDS,
-    WITNESS_LATER_ROUNDS,
-)
+from usfan.adaptation.thresholds import WITNESS_LATER_ROUNDS
 from usfan.config import number
 from usfan.maths.cluster_mixture import (
     EVEN_PRIOR,
     UNEVEN_PRIOR,
+    Fit,
     Mixture,
     centred_features,
     expectation,
     fit_mixture,
-    fit_witness_space,
 )
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.objectives import soft_cross_entropy
@@ -56,71 +50,61 @@ class WitnessLabels(Term):
 
     label_weight: float = number(0.3)
     """Weight of the cross-entropy with the witness's labels."""
-    witness_dimensions: int = number(64, 1)
-    """Principal directions of the witness's features that the mixture sees."""
 
     def start(self, context: Context) -> None:
-        assert context.witness is not None
-        space = fit_witness_space(context.witness, self.witness_dimensions)
-        self.points = space.project(context.witness)
-        self.near: Tensor | None = None
-        if context.guide.rejects:
-            centred = space.centred(context.witness)
-            self.near = nearest_neighbours(centred, SMOOTHING_NEIGHBOURS)[0]
+        assert context.naming is not None
+        self.points = context.naming.view.points
+        self.mixture: Mixture | None = None
         self.labels = torch.full(
             (context.count, context.classes),
             1 / context.classes,
             device=context.device,
         )
-        self.mixture: Mixture | None = None
 
     def refresh(self, outputs: Outputs) -> None:
+        """First the labels of the naming; later the network names the clusters again, and EM continues."""
+        naming = self.context.naming
+        assert naming is not None
+        if self.mixture is None:
+            fit = naming.naming.fit
+            known = naming.naming.known
+            labels = naming.naming.known_labels
+        else:
+            fit = self.continued(outputs.probs)
+            named = fit.responsibilities[:, : self.context.classes].double()
+            known = named.sum(dim=1)
+            labels = named / known[:, None].clamp_min(1e-12)
+        self.mixture = fit.mixture
+        self.labels.copy_(naming.pooled(labels))
         guide = self.guide
-        names = self.names(outputs)
-        classes = names.shape[1]
-        fit = fit_mixture(
+        if guide.rejects or guide.uneven:
+            sure = (known > 0.5).float()
+            shares = None
+            if guide.uneven:
+                mass = (labels * (known * sure)[:, None]).sum(dim=0)
+                shares = (mass / mass.sum().clamp_min(1e-12)).float()
+            guide.set_known(sure, shares)
+
+    def continued(self, probs: Tensor) -> Fit:
+        """The mixture under the names of the network, N × K."""
+        assert self.mixture is not None
+        guide = self.guide
+        labels = self.context.user_labels
+        if labels is not None:
+            probs = labels.pinned(probs)
+        names = probs.clamp_min(1e-12).log()
+        begin = None
+        if guide.rejects:
+            begin = expectation(self.mixture, self.points, names, labels)[0]
+        return fit_mixture(
             self.points,
             names,
             start=self.mixture,
-            begin=self.beginning(names),
+            begin=begin,
+            labels=labels,
             prior=UNEVEN_PRIOR if guide.uneven or guide.rejects else EVEN_PRIOR,
-            rounds=WITNESS_FIRST_ROUNDS if self.mixture is None else WITNESS_LATER_ROUNDS,
+            rounds=WITNESS_LATER_ROUNDS,
         )
-        self.mixture = fit.mixture
-        named = fit.responsibilities[:, :classes]
-        known = named.sum(dim=1)
-        self.labels.copy_(named / known[:, None].clamp_min(1e-12))
-        self.context.pin(self.labels)
-        if not (guide.rejects or guide.uneven):
-            return
-        sure = (known > 0.5).float()
-        shares = None
-        if guide.uneven:
-            mass = (named * sure[:, None]).sum(dim=0)
-            shares = mass / mass.sum().clamp_min(1e-12)
-        guide.set_known(sure, shares)
-
-    def names(self, outputs: Outputs) -> Tensor:
-        """ℓ, N×K: first of the source model's predictive, later of the network. The user's labels are certain."""
-        probs = outputs.probs
-        if self.mixture is None:
-            assert self.context.uncertainty is not None
-            probs = self.context.uncertainty.predictive(outputs.features, 1.0)
-        if self.context.user_labels is not None:
-            probs = probs.clone()
-            self.context.pin(probs)
-        return probs.clamp_min(1e-12).log()
-
-    def beginning(self, names: Tensor) -> Tensor | None:
-        """Responsibilities that EM begins with; None: those of the gate."""
-        if self.mixture is not None:
-            if self.near is None:
-                return None
-            return expectation(self.mixture, self.points, names)[0]
-        if self.near is not None:
-            score = unknown_score(names, self.near)
-            return with_unnamed(self.points, names, score, names.shape[1])
-        return label_shift(names) if self.guide.uneven else None
 
     def tensors(self) -> dict[str, Tensor]:
         """The gate, from which the next refresh continues and recomputes the clusters."""
