@@ -55,7 +55,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
                 if options.only and not any(text in name for text in options.only):
                     continue
                 runs = (options.methods, options.labels, dict(options.set), done)
-                jobs.append(Job(options.cache, family, source, target, seed, *runs))
+                job = Job(options.cache, family, source, target, seed, *runs, options.keep)
+                jobs.append(job)
     return jobs
 
 
@@ -70,6 +71,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--set", nargs="+", type=setting, default=[])
     parser.add_argument("--only", nargs="+", help="tasks whose name contains one of these")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="folder for predictions of each run")
     options = parser.parse_args(arguments)
     jobs = jobs_of(options)
     with (

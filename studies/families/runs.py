@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import statistics
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from studies.families.task import Task, cpu, load_task
 from torch import Tensor
 
@@ -59,8 +61,11 @@ class LabelBudget:
 class Runs:
     """The runs of one task; a run with asked labels builds on the runs with fewer."""
 
-    def __init__(self, task: Task, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, task: Task, settings: dict[str, Any], keep: Path | None = None
+    ) -> None:
         self.task = task
+        self.keep = keep
         self.settings = {
             "guard": False,
             "setting": "closed",
@@ -96,9 +101,11 @@ class Runs:
             kept = model.passes.after.logits.argmax(dim=1)
             row["kept"] = guard.get("kept")
             row["kept_accuracy"] = self.accuracy(kept, judged)
-        names = model.history.get("names")
-        if isinstance(names, dict):
-            row["names"] = {key: value for key, value in names.items() if is_plain(value)}
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            name = hashlib.sha256(json.dumps(key_of(row)).encode()).hexdigest()[:16]
+            row["outputs"] = name
+            save_file(outputs_of(model, table), self.keep / f"{name}.safetensors")
         return row
 
     def accuracy(self, predictions: Tensor, judged: Tensor) -> float:
@@ -150,8 +157,25 @@ def questions(model: AdaptedModel, count: int, labelled: Tensor) -> Tensor:
     return name_questions(naming.view.points, naming.labels_now, labelled, count)
 
 
-def is_plain(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str))
+def outputs_of(model: AdaptedModel, table: Tensor) -> dict[str, Tensor]:
+    """What an estimate without labels may look at, and the labels given."""
+    passes = model.passes
+    assert passes is not None
+    tensors = {
+        "before": passes.before.probs.half(),
+        "before_posterior": model.uncertainty.predictive(passes.before.features, 1.0).half(),
+        "draws": model.posterior.draws(passes.before.features, 8).argmax(2).to(torch.int16),
+        "features": passes.before.features.half(),
+        "after": passes.after.probs.half(),
+        "after_posterior": passes.after.posterior_probs.half(),
+        "last": passes.path[-1],
+        "given": table.to(torch.int16),
+    }
+    if passes.naming is not None:
+        naming = passes.naming.naming
+        tensors["soft_labels"] = naming.known_labels.half()
+        tensors["marginals"] = naming.marginals
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def can_run(family: str, method: str, budget: LabelBudget) -> bool:
@@ -201,13 +225,14 @@ class Job:
     budgets: Sequence[LabelBudget]
     settings: dict[str, Any]
     done: frozenset[tuple[object, ...]]
+    keep: Path | None = None
 
 
 def run_job(job: Job) -> list[Row]:
     """The missing rows of a task."""
     torch.set_num_threads(1)
     task = load_task(job.cache, job.family, job.source, job.target, job.seed)
-    runs = Runs(task, job.settings)
+    runs = Runs(task, job.settings, job.keep)
     rows = []
     for method in job.methods:
         for budget in job.budgets:
