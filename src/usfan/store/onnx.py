@@ -30,10 +30,11 @@ from torch import Tensor, nn
 from usfan.data.views import InputSpec, centre, statistics
 from usfan.errors import UsfanError
 from usfan.files import whole_file
-from usfan.maths.objectives import certainty_weights, entropy
+from usfan.maths.objectives import certainty_weights
 from usfan.maths.outputs import Outputs
 from usfan.store.model import MixtureModel, SourceModel
 from usfan.store.model_folder import uncertainty_table
+from usfan.uncertainty.base import draw_moments
 
 TOLERANCE = 1e-4
 """Tolerance of a graph that takes tensors, against torch."""
@@ -82,10 +83,7 @@ class OutputsGraph(nn.Module):
             images = (images - self.mean) / self.std
         features, logits = self.classifier(images)
         draws = model.uncertainty.scaled_draws(features, model.temperature, model.samples)
-        log_p = draws.log_softmax(dim=-1)
-        p = log_p.exp()
-        posterior_probs = p.mean(dim=1)
-        information = entropy(posterior_probs) + (p * log_p).sum(dim=-1).mean(dim=1)
+        posterior_probs, information = draw_moments(draws)
         return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
 
 

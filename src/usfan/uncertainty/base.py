@@ -25,7 +25,7 @@ from torch import Tensor
 
 from usfan.errors import UsfanError
 from usfan.maths.objectives import certainty_weights, entropy
-from usfan.uncertainty.predictive import CHUNK_ELEMENTS, mean_over_draws
+from usfan.uncertainty.predictive import CHUNK_ELEMENTS
 
 if TYPE_CHECKING:
     from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -119,8 +119,15 @@ class Uncertainty(ABC):
         return {name: tensors[name] for name in tensors if name not in ("weight", "bias")}
 
     @abstractmethod
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
-        """B × M × K logits f_m / τ: the fixed draws that `predictive` averages. ONNX traces this function."""
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """B × M × K logits f_m / τ: fixed draws, or fresh ones from a generator if the kind has them. ONNX traces this
+        function."""
 
     def draw_size(self, samples: int) -> int:
         """Number of values that the draws of one sample take at once."""
@@ -131,23 +138,46 @@ class Uncertainty(ABC):
         return torch.nn.functional.linear(self._checked(features), self.weight, self.bias)
 
     def predictive(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """p̂, B × K (Eq. 6). It carries no gradient, and neither do `moments` and `certainty`."""
-        return self._mean(features, temperature, samples)[0]
+        """p̂, B × K (Eq. 6)."""
+        return self.moments(features, temperature, samples, generator)[0]
 
+    @torch.no_grad()
     def moments(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy."""
-        probs, mean_entropy = self._mean(features, temperature, samples)
-        return probs, (entropy(probs) - mean_entropy).clamp_min(0)
+        """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy. They carry no gradient:
+        weights are constants of the loss. A part of the batch is drawn at a time."""
+        check_draws(temperature, samples)
+        rows = self._checked(features)
+        probs = rows.new_empty(len(rows), len(self.weight))
+        information = rows.new_empty(len(rows))
+        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
+        chunk = max(1, limit // self.draw_size(samples))
+        for start in range(0, len(rows), chunk):
+            part = slice(start, start + chunk)
+            draws = self.scaled_draws(rows[part], temperature, samples, generator)
+            probs[part], information[part] = draw_moments(draws)
+        return probs, information.clamp_min(0)
 
     def certainty(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         """w, B weights exp(−H) of the predictive (Algorithm 1)."""
-        return certainty_weights(self.predictive(features, temperature, samples))
+        return certainty_weights(self.predictive(features, temperature, samples, generator))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -161,20 +191,6 @@ class Uncertainty(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    @torch.no_grad()
-    def _mean(
-        self, features: Features, temperature: float, samples: int
-    ) -> tuple[Tensor, Tensor]:
-        """The mean prediction B × K and the mean entropy B of the draws, a part of the batch at a time."""
-        check_draws(temperature, samples)
-        rows = self._checked(features)
-        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
-        return mean_over_draws(
-            lambda part: self.scaled_draws(rows[part], temperature, samples),
-            rows.new_empty(len(rows), len(self.weight)),
-            max(1, limit // self.draw_size(samples)),
-        )
-
     def _checked(self, features: Features) -> Tensor:
         tensor = as_features(features)
         if tensor.ndim != 2 or tensor.shape[1] != self.weight.shape[1]:
@@ -182,6 +198,14 @@ class Uncertainty(ABC):
                 f"features must be B×{self.weight.shape[1]}; got {tuple(tensor.shape)}"
             )
         return tensor.to(self.weight)
+
+
+def draw_moments(scaled_draws: Tensor) -> tuple[Tensor, Tensor]:
+    """p̂, B × K, and the mutual information I, B, of B × M × K logits f_m / τ."""
+    log_p = scaled_draws.log_softmax(dim=-1)
+    p = log_p.exp()
+    probs = p.mean(dim=1)
+    return probs, entropy(probs) + (p * log_p).sum(dim=-1).mean(dim=1)
 
 
 def as_features(values: Features) -> Tensor:

@@ -121,7 +121,13 @@ class Ensemble(Uncertainty):
     def settings(self) -> StoredSettings:
         return {"members": len(self.member_weights)}
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         M, K, D = self.member_weights.shape
         biases = None if self.member_biases is None else self.member_biases.reshape(M * K)
         weights = self.member_weights.reshape(M * K, D)

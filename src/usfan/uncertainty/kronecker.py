@@ -21,14 +21,7 @@ import torch
 from torch import Tensor
 
 from usfan.errors import UsfanError
-from usfan.maths.objectives import certainty_weights, entropy
-from usfan.uncertainty.base import (
-    Features,
-    FitSettings,
-    StoredSettings,
-    Uncertainty,
-    check_draws,
-)
+from usfan.uncertainty.base import Features, FitSettings, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
     Factors,
     append_one,
@@ -38,15 +31,7 @@ from usfan.uncertainty.fit import (
     log_evidence,
     square_norm,
 )
-from usfan.uncertainty.predictive import (
-    batch_chunk,
-    draw_logits,
-    low_rank_basis,
-    mean_over_draws,
-    noise_table,
-    predictive_probs,
-    sobol_normal,
-)
+from usfan.uncertainty.predictive import low_rank_basis, noise_table, sobol_normal
 
 DAMPING = ("exact", "factored")
 
@@ -244,47 +229,6 @@ class KroneckerPosterior(Uncertainty):
             self.class_vectors,
         )
 
-    def predictive(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Eq. 6: B × K probabilities. Fixed scrambled Sobol draws; fresh random ones when a generator is given.
-
-        It carries no gradient, and neither do `moments` and `certainty`: weights are constants of the loss.
-        """
-        return predictive_probs(
-            *self._draw(features, temperature, samples, generator), temperature
-        )
-
-    def moments(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The predictive B × K, and its mutual information B: the epistemic part of its entropy."""
-        mean, coefficients, noise = self._draw(features, temperature, samples, generator)
-        probs, mean_entropy = mean_over_draws(
-            lambda part: draw_logits(mean[part], coefficients[part], noise, temperature),
-            torch.empty_like(mean),
-            batch_chunk(noise),
-        )
-        return probs, (entropy(probs) - mean_entropy).clamp_min(0)
-
-    def certainty(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Algorithm 1: B weights exp(−H) of the predictive."""
-        return certainty_weights(self.predictive(features, temperature, samples, generator))
-
     @torch.no_grad()
     def draw_heads(self, samples: int, seed: int = 2022) -> Tensor:
         """M × K × D' heads θ_m = θ_MAP + Q_B (√R ∘ ε_m)ᵀ Q_Aᵀ, the bias in the last column; the same for one seed."""
@@ -307,38 +251,31 @@ class KroneckerPosterior(Uncertainty):
             "bd,mkd->bmk", self._extended(features), self.draw_heads(samples, seed)
         )
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
-        return draw_logits(*self._draw(features, temperature, samples, None), temperature)
-
-    @torch.no_grad()
-    def _draw(
+    def scaled_draws(
         self,
-        features: Features,
+        features: Tensor,
         temperature: float,
         samples: int,
-        generator: torch.Generator | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        check_draws(temperature, samples)
-        if generator is None:
-            noise = self.noise(samples)
-        else:
-            shape = (samples, len(self.class_values))
-            draws = torch.randn(shape, generator=generator, device=generator.device).to(
-                self.weight
-            )
-            noise = noise_table(self.basis, self.class_vectors, draws)
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        noise = self.noise(samples, generator)
         coefficients = self.eigen_variance(features).sqrt() @ self.basis.T
-        return self.logits(features), coefficients, noise
+        moved = (coefficients / temperature) @ noise.flatten(1)
+        mean = self.logits(features) / temperature
+        return moved.view(-1, *noise.shape[1:]).add_(mean[:, None, :])
 
-    def noise(self, samples: int) -> Tensor:
-        """E of the fixed draws, R × M × K; made once for each M."""
+    def noise(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """E, R × M × K: of fresh draws, or of the fixed ones, which are made once for each M."""
+        classes = len(self.class_values)
+        if generator is not None:
+            shape = (samples, classes)
+            draws = torch.randn(shape, generator=generator, device=generator.device)
+            return noise_table(self.basis, self.class_vectors, draws.to(self.weight))
         if samples not in self._noise:
             # The first column belongs to the all-ones direction, which a softmax does not see: give it the last,
             # weakest Sobol dimension, and the best ones to the directions of largest variance.
-            draws = sobol_normal(samples, len(self.class_values)).roll(1, dims=1)
-            self._noise[samples] = noise_table(
-                self.basis, self.class_vectors, draws.to(self.weight)
-            )
+            draws = sobol_normal(samples, classes).roll(1, dims=1).to(self.weight)
+            self._noise[samples] = noise_table(self.basis, self.class_vectors, draws)
         return self._noise[samples]
 
     def _extended(self, features: Features) -> Tensor:

@@ -82,7 +82,13 @@ class MCDropout(Uncertainty):
             )
         return requested or network or TRAINING_RATE
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         masked = features[:, None] * self.masks(samples)
         return torch.nn.functional.linear(masked, self.weight, self.bias) / temperature
 
