@@ -513,7 +513,7 @@ def test_an_own_network_is_imported_only_if_the_user_names_it(
     assert f"--out predictions.csv --module {name}:make\n" in capsys.readouterr().err
     assert "make" not in (out / "config.yaml").read_text()
     assert usfan("predict", out, folder, "--out", tmp_path / "u.csv", *named, *TINY) == 0
-    assert usfan("export", source, "--onnx", tmp_path / "m.onnx", "--tensors", *named) == 0
+    assert usfan("export", source, "--onnx", tmp_path / "m.onnx", *named) == 0
 
 
 def test_modules_that_cannot_be_used(refused, own, folder, tmp_path):

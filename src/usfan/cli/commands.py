@@ -329,7 +329,6 @@ def export(
     /,
     *,
     onnx: str,
-    tensors: bool = False,
     uncertainty: Uncertainty = "auto",
     module: str | None = None,
     computing: flags.Device = HERE,
@@ -338,18 +337,16 @@ def export(
 
     Args:
         onnx: Output file (required).
-        tensors: The graph takes preprocessed images and returns features and logits.
     """
     from usfan.cli.edges import load_model, must_be_a_file
     from usfan.progress import console, say
-    from usfan.store.onnx import OUTPUTS, TENSOR_OUTPUTS, export_onnx
+    from usfan.store.onnx import OUTPUTS, export_onnx
 
     must_be_a_file(Path(onnx), "--onnx")
     classifier = load_model(model, module, uncertainty)
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
-        difference = export_onnx(classifier, Path(onnx), tensors=tensors)
-    outputs = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
-    say(f"{onnx}: {outputs}; onnxruntime agrees to {difference:.1e}")
+        difference = export_onnx(classifier, Path(onnx))
+    say(f"{onnx}: {', '.join(OUTPUTS)}; onnxruntime agrees to {difference:.1e}")
 
 
 def methods(name: str | None = None, /, *, computing: flags.Device = HERE) -> None:

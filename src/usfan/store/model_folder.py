@@ -62,14 +62,19 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
         for number, member in enumerate(model.members, start=1):
             save_model(member, folder / MEMBER.format(number), private=private)
     else:
-        write_tensors(folder / MODEL, model.classifier.state_dict())
-        write_tensors(folder / POSTERIOR, model.posterior.tensors())
-        uncertainty = model.uncertainty
-        if uncertainty is not model.posterior and uncertainty.tensors():
-            write_tensors(folder / f"{uncertainty.kind}.safetensors", uncertainty.tensors())
+        for name, tensors in model_tensors(model).items():
+            write_tensors(folder / name, tensors)
     write_json(folder / CONFIG, config)
     write_text(folder / "README.md", model_card(config))
     return folder
+
+
+def model_tensors(model: Any) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a model that is no mixture, by file."""
+    files = {MODEL: model.classifier.state_dict(), POSTERIOR: model.posterior.tensors()}
+    if model.uncertainty is not model.posterior:
+        files[f"{model.uncertainty.kind}.safetensors"] = model.uncertainty.tensors()
+    return {name: tensors for name, tensors in files.items() if tensors}
 
 
 def model_config(model: Any, *, private: bool = False) -> JsonTable:
