@@ -128,7 +128,6 @@ def test_from_python_with_every_kind_of_mixing(places):
         assert mixture.mixing == mixing
         assert sum(mixture.shares) == pytest.approx(1)
         assert len(mixture.passes.after) == 24
-        assert mixture.by_certainty == (mixing == "certainty")
         shares[mixing] = mixture.shares
     assert shares["mean"] == (0.5, 0.5)
     assert (
@@ -295,7 +294,7 @@ def test_mistakes(run, places, tmp_path, capsys, monkeypatch):
         assert not (tmp_path / "refused").exists()
         return capsys.readouterr().err.strip().splitlines()[-1]
 
-    assert "source 2 lacks class-2" in refused(places[0], other, places[2])
+    assert "sources 1 and 2 differ in class-2" in refused(places[0], other, places[2])
     assert "is a mixture of 2 models, which are adapted one by one" in refused(run, places[2])
     assert "is a mixture of 2 models, which are adapted one by one" in refused(
         run, places[0], places[2]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -67,17 +67,14 @@ def load_module(name: str | None) -> nn.Module | None:
     """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
     if name is None:
         return None
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ConfigError(f"--module {name}: write MODULE:FUNCTION, such as my_networks:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        make = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--module {name}: there is no module {error.name}") from None
-    except AttributeError:
-        raise ConfigError(f"--module {name}: {module} has no {function}") from None
+        if ":" not in name:
+            raise ValueError("write MODULE:FUNCTION, such as my_networks:make")
+        make = pkgutil.resolve_name(name)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--module {name}: {error}") from None
     network = make()
     from torch import nn
 
@@ -189,16 +186,11 @@ def say_adapted(
     say_figures(read_json(Path(out, "metrics.json")), out)
 
 
-def describe_labels(labels: dict[str, Any]) -> str:
-    """How many labels the user gave, in a few words."""
-    images = "image" if labels["count"] == 1 else "images"
-    return f"{labels['count']} {images} of {labels['classes']} classes"
-
-
 def say_figures(metrics: dict[str, Any], out: str) -> None:
     """Figures before and after, if there are labels."""
     if "labels" in metrics:
-        say(f"labels: {describe_labels(metrics['labels'])}")
+        labels = metrics["labels"]
+        say(f"labels: {labels['count']} images of {labels['classes']} classes")
     if "after" not in metrics:
         return
     figures = {}

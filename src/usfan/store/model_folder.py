@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from usfan.store.schema import (
     check_config,
     parse_config,
 )
-from usfan.tensor_file import Expected, check_header, check_values, open_tensors_in
+from usfan.tensor_file import check_header, check_values, open_tensors_in
 from usfan.uncertainty.base import Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
@@ -112,11 +112,10 @@ def uncertainty_table(model: Any) -> JsonTable:
 
 
 def load_parts(
-    folder: str | Path, *, module: nn.Module | None = None, **download: object
+    folder: str | Path, module: nn.Module | None = None
 ) -> tuple[str, JsonTable]:
-    """The kind of model in a folder, and the fields that make it. `download` goes to
-    `huggingface_hub.snapshot_download` if the folder is a Hub id: revision, token, …"""
-    with open_folder(folder, **download) as opened:
+    """The kind of model in a folder or behind a Hub id, and the fields that make it."""
+    with open_folder(folder) as opened:
         config = read_config(opened)
         if isinstance(config, MixtureConfig):
             return "mixture", read_mixture(config, opened, module)
@@ -185,21 +184,19 @@ def load_config(folder: str | Path) -> ModelConfig:
         return config
 
 
-def open_folder(folder: str | Path, **download: object) -> Folder:
+def open_folder(folder: str | Path) -> Folder:
     """A model folder, or the local copy of one on the Hub, whose files are links into the Hub's cache."""
     path = Path(folder)
     if not path.is_dir():
-        path = fetch_folder(folder, **download)
+        path = fetch_folder(folder)
     return Folder(path, shared=hub_cache(path))
 
 
 def must_hold(opened: Folder, names: Sequence[str]) -> None:
     for name in names:
-        if not opened.holds(name):
-            kind = opened.kind(name)
-            why = "" if kind == "missing" else f" (what has this name is {kind})"
+        if opened.kind(name) == "missing":
             raise ArtifactError(
-                f"{opened.path}: no {name} in it{why}; a model folder holds {', '.join(FILES)}"
+                f"{opened.path}: no {name} in it; a model folder holds {', '.join(FILES)}"
             )
 
 
@@ -212,34 +209,25 @@ def hub_cache(path: Path) -> Path | None:
     return repository / "blobs" if repository.name.startswith("models--") else None
 
 
-def fetch_folder(folder: str | Path, **download: Any) -> Path:
+def fetch_folder(folder: str | Path) -> Path:
     """Download a model folder from the Hub. A path that is mistyped is not looked up there."""
     path = Path(folder)
-    if (
-        path.exists()
-        or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder))
-        or str(folder).startswith(".")
-    ):
-        raise ArtifactError(f"{printable(folder)}: no such model folder{near(path)}")
+    place = f"{printable(folder)}: no such model folder"
+    if path.exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(folder)):
+        raise ArtifactError(f"{place}{near(path)}")
     if path.parent.is_dir():
         raise ArtifactError(
-            f"{folder}: no such folder in {path.parent}{near(path)} "
+            f"{place}{near(path)} "
             f"(it was not looked up on the Hugging Face Hub, because there is a folder {path.parent} here)"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
 
     try:
         with hub_or_cache():
-            return Path(snapshot_download(str(folder), allow_patterns=file_names(), **download))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = first_line(error)
+            return Path(snapshot_download(str(folder), allow_patterns=file_names()))
+    except (OSError, ValueError) as error:  # of the Hub: its errors are of these kinds
         raise ArtifactError(
-            f"{folder}: no such model folder here, and the Hugging Face Hub does not provide it: {reason}"
+            f"{place} here, and the Hugging Face Hub does not provide it: {first_line(error)}"
         ) from None
 
 
@@ -279,10 +267,10 @@ def build_classifier(
             width = stored_width(tensors, config)
             with torch.device("meta"):
                 sketch, native = new_classifier(config, folder.path, width)
-            check_header(file, tensors, shapes_of(sketch))
+            check_header(file, tensors, sketch.state_dict())
         check_input(sketch, native, config, folder.path)
         classifier, _ = new_classifier(config, folder.path, width)
-    classifier.load_state_dict(read_checked(folder, MODEL, shapes_of(classifier)))
+    classifier.load_state_dict(read_checked(folder, MODEL, classifier.state_dict()))
     return classifier
 
 
@@ -295,12 +283,7 @@ def blaming(place: str) -> Iterator[None]:
         raise ArtifactError(f"{place}: {printable(error, 600)}") from None
 
 
-def shapes_of(classifier: Classifier) -> Expected:
-    state = classifier.state_dict()
-    return {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
-
-
-def read_checked(folder: Folder, name: str, expected: Expected) -> dict[str, Tensor]:
+def read_checked(folder: Folder, name: str, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file, after a check of its header."""
     file = folder.path / name
     with open_tensors_in(folder, name) as tensors:
@@ -362,13 +345,7 @@ def wrap_again(config: ModelConfig, path: Path, module: nn.Module | None) -> Wra
     example = torch.zeros(2, *config.spec.shape)
     with blaming(f"{path}/config.json: architecture"):
         copied = copy_module(module).to("cpu", torch.float32)
-        wrapped = wrap_module(copied, architecture["head"], example)
-    outputs = wrapped.head.out_features
-    if outputs != len(config.classes):
-        raise ArtifactError(
-            f"{path}/config.json: classes: the model has {len(config.classes)}, the module given {outputs}"
-        )
-    return wrapped
+        return wrap_module(copied, architecture["head"], example)
 
 
 def read_posterior(
@@ -379,17 +356,15 @@ def read_posterior(
     features = settings.pop("features")
     bias = settings.pop("bias")
     head = classifier.head
-    for name, stored, actual in (
-        ("features", features, head.in_features),
-        ("bias", bias, head.bias is not None),
-    ):
-        if stored != actual:
-            raise ArtifactError(
-                f"{folder.path}/config.json: posterior.{name} is {stored}, that of the network {actual}"
-            )
+    stored = (features, bias)
+    actual = (head.in_features, head.bias is not None)
+    if stored != actual:
+        raise ArtifactError(
+            f"{folder.path}/config.json: posterior.features and posterior.bias are {stored}, "
+            f"those of the network {actual}"
+        )
     shapes = KroneckerPosterior.posterior_shapes(len(config.classes), features, bias)
-    dtype = stored_dtype(folder)
-    expected = {name: (shape, dtype) for name, shape in shapes.items()}
+    expected = sketches(shapes, stored_dtype(folder))
     state: dict[str, Any] = read_checked(folder, POSTERIOR, expected)
     posterior = KroneckerPosterior(**{"bias": None, **state}, **settings)
     with blaming(f"{folder.path / POSTERIOR}"):
@@ -416,23 +391,24 @@ def read_uncertainty(
     if not shapes:
         return kind.from_stored(posterior, settings, {})
     file = f"{kind.kind}.safetensors"
-    if not folder.holds(file):
-        raise ArtifactError(
-            f"{folder.path}: no {file} in it, which config.json (uncertainty) says is there"
-        )
-    expected = {name: (shape, posterior.weight.dtype) for name, shape in shapes.items()}
+    must_hold(folder, [file])
+    expected = sketches(shapes, posterior.weight.dtype)
     return kind.from_stored(posterior, settings, read_checked(folder, file, expected))
+
+
+def sketches(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors of these shapes without memory."""
+    return {
+        name: torch.empty(*shape, dtype=dtype, device="meta") for name, shape in shapes.items()
+    }
 
 
 def check_head(classifier: Classifier, posterior: KroneckerPosterior, path: Path) -> None:
     """Check that the posterior is that of this very head; their shapes are the same."""
-    weight, bias = classifier.head_tensors()
-    for name, tensor, stored in (
-        ("weight", weight, posterior.weight),
-        ("bias", bias, posterior.bias),
-    ):
-        if tensor is None or stored is None:
+    for name, tensor in zip(("weight", "bias"), classifier.head_tensors(), strict=True):
+        if tensor is None:
             continue
+        stored = getattr(posterior, name)
         if not torch.allclose(tensor, stored.to(tensor), rtol=1e-3, atol=1e-4):
             raise ArtifactError(
                 f"{path}/posterior.safetensors: {name!r} is not that of the model's last layer: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from usfan.budget import allowed
 from usfan.config import MIXINGS, VIEWS
 from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, ConfigError, DataError, printable
+from usfan.errors import ArtifactError, DataError, printable
 from usfan.uncertainty.kronecker import DAMPING, KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
 
@@ -122,13 +122,14 @@ class _Reader:
         return {name: self.read(name, rule) for name, rule in rules.items()}
 
     def numbers(
-        self, name: str, expected: str, low: float, high: float, counts: range
+        self, name: str, low: float, high: float, least: int, most: int
     ) -> tuple[float, ...]:
-        values = self.values.get(name)
-        if not isinstance(values, list) or len(values) not in counts:
-            raise self.fail(name, expected)
-        if not all(is_number(value, low, high) for value in values):
-            raise self.fail(name, expected)
+        """A list of this many numbers within bounds."""
+        values: Any = self.values.get(name)
+        valid = isinstance(values, list) and least <= len(values) <= most
+        if not valid or not all(is_number(value, low, high) for value in values):
+            count = str(least) if least == most else f"{least} to {most}"
+            raise self.fail(name, f"{count} numbers from {low:g} to {high:g}")
         return tuple(map(float, values))
 
     def table(self, name: str) -> _Reader:
@@ -164,11 +165,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
     classes = read_classes(reader)
     if kind == "mixture":
         return read_mixture(reader, classes)
-    rule = None
-    method = ""
-    if kind == "adapted":
-        rule = reader.optional_table("unknown_rule")
-        method = reader.read("method", str)
+    is_adapted = kind == "adapted"
     return ModelConfig(
         kind,
         read_architecture(reader.table("architecture")),
@@ -178,15 +175,14 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
         reader.read("temperature", TEMPERATURES),
         reader.read("samples", (1, most_draws(len(classes)))),
         reader.summary(),
-        method,
-        rule,
+        reader.read("method", str) if is_adapted else "",
+        reader.optional_table("unknown_rule") if is_adapted else None,
         read_uncertainty_settings(reader),
     )
 
 
 def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
-    expected = f"2 to {MOST_SOURCES} numbers from 0 to 1, one for each member"
-    shares = reader.numbers("shares", expected, 0.0, 1.0, range(2, MOST_SOURCES + 1))
+    shares = reader.numbers("shares", 0.0, 1.0, 2, MOST_SOURCES)
     if not abs(sum(shares) - 1) < 1e-3:
         raise reader.fail("shares", "numbers whose sum is 1")
     return MixtureConfig(
@@ -208,24 +204,13 @@ def most_draws(classes: int) -> int:
     return allowed(max(USUAL_DRAWS, MAX_DRAWS // classes))
 
 
-def check_draws(samples: int, classes: int) -> None:
-    """Checks the draws before a run that would store them."""
-    if samples > most_draws(classes):
-        raise ConfigError(
-            f"samples must be at most {most_draws(classes)} for {classes} classes; got {samples}"
-        )
-
-
 def check_names(classes: Sequence[str]) -> None:
-    """Checks class names before a run that would store them."""
+    """Check class names before a run that would store them."""
     for name in classes:
-        if len(name) > MAX_NAME:
+        if not is_name(name):
             raise DataError(
-                f"a class name of {len(name)} characters ({printable(name, 40)}): the most is {MAX_NAME}"
-            )
-        if not is_text(name):
-            raise DataError(
-                f"the class name {printable(name, 80)} is not UTF-8: rename its folder"
+                f"the class name {printable(name, 80)} ({len(name)} characters) is not UTF-8, or longer than "
+                f"{MAX_NAME}: rename its folder"
             )
     if len(classes) > MAX_CLASSES:
         raise DataError(f"{len(classes)} classes: the most is {MAX_CLASSES}")
@@ -235,16 +220,15 @@ def read_classes(reader: _Reader) -> tuple[str, ...]:
     names = reader.values.get("classes")
     if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES:
         raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    if not all(isinstance(name, str) for name in names):
-        raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    short = all(len(name) <= MAX_NAME and is_text(name) for name in names)
-    if not short or len(set(names)) != len(names):
+    if not all(map(is_name, names)) or len(set(names)) != len(names):
         raise reader.fail("classes", "different, short names")
     return tuple(names)
 
 
-def is_text(name: str) -> bool:
-    """Whether a name holds no lone surrogate, which JSON can hold but no file or terminal accepts."""
+def is_name(name: object) -> bool:
+    """Whether it is a short text without a lone surrogate, which JSON can hold but no file or terminal accepts."""
+    if not isinstance(name, str) or len(name) > MAX_NAME:
+        return False
     return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
 
 
@@ -262,18 +246,14 @@ def read_architecture(reader: _Reader) -> JsonTable:
 
 
 def read_spec(reader: _Reader) -> InputSpec:
-    unknown = reader.values.keys() - {field.name for field in fields(InputSpec)}
-    if unknown:
-        raise reader.fail(min(unknown), "absent: this field is not known")
     channels = reader.read("channels", (1, 16))
     size = reader.read("size", (1, MAX_SIDE))
-    count = range(channels, channels + 1)
     return InputSpec(
         channels,
         size,
         reader.read("resize", (size, MAX_SIDE)),
-        reader.numbers("mean", f"{channels} numbers from -1e6 to 1e6", -1e6, 1e6, count),
-        reader.numbers("std", f"{channels} numbers from 1e-6 to 1e6", 1e-6, 1e6, count),
+        reader.numbers("mean", -1e6, 1e6, channels, channels),
+        reader.numbers("std", 1e-6, 1e6, channels, channels),
         reader.read("augment", VIEWS),
     )
 
