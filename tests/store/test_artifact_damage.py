@@ -112,8 +112,8 @@ FIELDS = [
     ("posterior.damping", "none", "posterior.damping must be one of exact, factored"),
     ("posterior.count", 0, "posterior.count must be a whole number"),
     ("posterior.log_likelihood", 5.0, "posterior.log_likelihood must be a number"),
-    ("posterior.features", 9, "are (9, True), those of the network (8, True)"),
-    ("posterior.bias", False, "are (8, False), those of the network (8, True)"),
+    ("posterior.features", 9, "are (3, 9, True), those of the network (3, 8, True)"),
+    ("posterior.bias", False, "are (3, 8, False), those of the network (3, 8, True)"),
     ("posterior.bias", 1, "posterior.bias must be true or false"),
     ("architecture", ["resnet18"], "architecture must be a table"),
     (

@@ -427,8 +427,7 @@ def completion(
     """
     from usfan.cli.parse import completion_script
 
-    commands = [flags.describe(function) for function in COMMANDS.values()]
-    print(completion_script(commands, shell))
+    print(completion_script(map(flags.describe, COMMANDS.values()), shell))
 
 
 FUNCTIONS = (

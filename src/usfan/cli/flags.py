@@ -109,6 +109,8 @@ def group(*parts: list[Flag], hidden: type | None = None) -> type:
             kinds[flag.name] = bool
     create: Any = TypedDict
     result = create("Flags", kinds, total=False)
+    # Where cyclopts looks for the texts of a completion.
+    result.__doc__ = "Flags.\n\nArgs:\n" + "\n".join(f"    {f.name}: {f.text}" for f in flags)
     result.flags = flags
     result.hidden = dataclasses.fields(hidden) if hidden else ()
     return cast(type, result)

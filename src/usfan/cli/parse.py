@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cyclopts import (
@@ -16,7 +15,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from usfan.cli.flags import Command, Flag
+from usfan.cli.flags import Command
 from usfan.errors import ConfigError
 
 STDIN = "\0-"
@@ -91,22 +90,4 @@ def is_method_setting(name: str) -> bool:
 
 def completion_script(commands: Iterable[Command], shell: str) -> str:
     """Completes commands, flags and values of few choices."""
-    commands = list(commands)
-    with contextlib.ExitStack() as stack:
-        for command in commands:
-            stack.enter_context(documented(command.function, command.flags.values()))
-            for flags in command.groups:
-                stack.enter_context(documented(flags, flags.flags))
-        return build_app(commands).generate_completion(shell=shell)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def documented(item: Any, flags: Iterable[Flag]) -> Iterator[None]:
-    """The texts of flags in a docstring, where cyclopts looks for them."""
-    docstring = item.__doc__
-    lines = [f"    {flag.name}: {flag.text}" for flag in flags]
-    item.__doc__ = "\n".join(["Flags.", "", "Args:", *lines])
-    try:
-        yield
-    finally:
-        item.__doc__ = docstring
+    return build_app(commands).generate_completion(shell=shell)  # type: ignore[arg-type]

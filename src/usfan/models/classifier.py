@@ -168,32 +168,27 @@ def example_of(spec: InputSpec) -> Tensor:
 
 
 def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> WrappedClassifier:
-    """Wrap, and check on an example batch that the module really ends in that Linear."""
+    """Wrap a copy of the user's module, and check on an example batch that it really ends in that Linear."""
     name = head or guess_head(module)
     find_linear(module, name)
-    was_training = module.training
     module.eval()
     with torch.no_grad():
         try:
-            before = module(example)
+            output = module(example)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the module
-            module.train(was_training)
             shape = "×".join(map(str, example.shape[1:]))
             raise ConfigError(
                 f"the module does not take images of {shape} ({first_line(error)}): say what it takes, "
                 "spec=usfan.InputSpec(channels, size, resize, mean, std)"
             ) from error
         wrapped = WrappedClassifier(module, name).eval()
-        same = ends_in_head(wrapped, example, before)
-    wrapped.train(was_training)
-    if not same:
-        module.set_submodule(name, wrapped.head)
-        raise ConfigError(
-            f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
-        )
-    return wrapped
+        if ends_in_head(wrapped, example, output):
+            return wrapped
+    raise ConfigError(
+        f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
+    )
 
 
 def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) -> bool:

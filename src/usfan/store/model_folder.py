@@ -356,14 +356,14 @@ def read_posterior(
     features = settings.pop("features")
     bias = settings.pop("bias")
     head = classifier.head
-    stored = (features, bias)
-    actual = (head.in_features, head.bias is not None)
+    stored = (len(config.classes), features, bias)
+    actual = (head.out_features, head.in_features, head.bias is not None)
     if stored != actual:
         raise ArtifactError(
-            f"{folder.path}/config.json: posterior.features and posterior.bias are {stored}, "
+            f"{folder.path}/config.json: classes, posterior.features and posterior.bias are {stored}, "
             f"those of the network {actual}"
         )
-    shapes = KroneckerPosterior.posterior_shapes(len(config.classes), features, bias)
+    shapes = KroneckerPosterior.posterior_shapes(*stored)
     expected = sketches(shapes, stored_dtype(folder))
     state: dict[str, Any] = read_checked(folder, POSTERIOR, expected)
     posterior = KroneckerPosterior(**{"bias": None, **state}, **settings)

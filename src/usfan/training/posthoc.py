@@ -59,11 +59,11 @@ def attach_posterior(
     """
     runtime = start_runtime(runtime)
     settings = settings or FitSettings()
-    needs_weight_decay(settings, f"this {type(module).__name__}")
+    check_weight_decay(settings, f"this {type(module).__name__}")
     data = named_data(as_images(data), classes)
     check_names(tuple(data.classes or ()))
-    # Posteriors, views and saved models are float32.
-    module = copy_module(module).to(torch.float32)
+    # Posteriors, views and saved models are float32; `prepare` moves the copy to its device.
+    module = copy_module(module).to("cpu", torch.float32)
     spec = spec or module_spec(module, data)
     timm_name = recognise_timm(module)
     classifier = wrap_module(module, head, example_of(spec))
@@ -141,19 +141,15 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
-    """The first input that the module runs on: in colour or grey; pictures as they are if they are small, or as a first
-    Linear needs them, or as ImageNet's networks take them."""
-    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
-    pixels = 0 if linear is None else linear.in_features
+    """The first input that the module runs on: in colour or grey; pictures as they are if they are small, or as
+    ImageNet's networks take them."""
     colour = InputSpec()
     grey = dataclasses.replace(colour, channels=1, mean=(0.5,), std=(0.5,), augment="none")
+    side = small_side(data)
     for spec in (colour, grey):
-        side = math.isqrt(pixels // spec.channels)
-        if spec.channels * side**2 != pixels:
-            side = 0
-        for size in filter(None, (small_side(data), side)):
+        if side is not None:
             augment = "none" if spec is grey else "resized-crop-flip"
-            small = dataclasses.replace(spec, size=size, resize=size, augment=augment)
+            small = dataclasses.replace(spec, size=side, resize=side, augment=augment)
             if takes(module, small):
                 return small
         if takes(module, spec):
@@ -163,16 +159,10 @@ def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 def takes(module: nn.Module, spec: InputSpec) -> bool:
     """Whether the module runs on images of this shape."""
-    was_training = module.training
-    where = next(module.parameters(), torch.empty(0)).device
-    try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(2, *spec.shape, device=where))
-    except Exception:  # of the module; it is reported when the images come
-        return False
-    finally:
-        module.train(was_training)
-    return True
+    with torch.no_grad(), contextlib.suppress(Exception):  # it is reported when the images come
+        module.eval()(example_of(spec))
+        return True
+    return False
 
 
 def small_side(data: ImageData) -> int | None:
@@ -184,13 +174,11 @@ def small_side(data: ImageData) -> int | None:
     return None
 
 
-def needs_weight_decay(settings: FitSettings, model: str) -> None:
+def check_weight_decay(settings: FitSettings, model: str) -> None:
     """Raise if the prior needs a weight decay that is unknown, before any image is decoded."""
     decay = settings.weight_decay
-    if settings.prior != "weight-decay":
-        return
-    usable = isinstance(decay, (int, float)) and not isinstance(decay, bool)
-    if not usable or not 0 < float(decay or 0) < math.inf:
+    is_usable = isinstance(decay, (int, float)) and 0 < decay < math.inf
+    if settings.prior == "weight-decay" and not is_usable:
         what = "is not stored with" if decay is None else f"is {decay!r} for"
         raise ConfigError(
             f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay"
@@ -223,7 +211,7 @@ def refit_posterior(
     settings = dataclasses.replace(
         settings, weight_decay=decay, trained_rate=model.dropout_rate
     )
-    needs_weight_decay(settings, "the model")
+    check_weight_decay(settings, "the model")
     if data.labels is not None:
         data = data.match_classes(model.classes)
     model.to(runtime.device)

@@ -282,8 +282,7 @@ class Training:
             self.loop.restore(tensors)
             self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
             best = state["best"]
-            rose = best.get("rose", best["epoch"])
-            self.best = Best(float(best["accuracy"]), int(best["epoch"]), int(rose))
+            self.best = Best(float(best["accuracy"]), int(best["epoch"]), int(best["rose"]))
             must_fit(self.best_state, self.classifier)
         return epoch
 
