@@ -253,7 +253,7 @@ def test_round_trip(tmp_path):
         ("shares", [0.5, "x"], "shares must be 2 to 16 numbers"),
         ("shares", [0.5, float("nan")], "shares must be 2 to 16 numbers"),
         ("shares", [0.5, 0.1], "shares must be numbers whose sum is 1"),
-        ("shares", [0.5, 0.25, 0.25], "no folder member-3 in it; it is a mixture of 3 models"),
+        ("shares", [0.5, 0.25, 0.25], "no member-3 in it"),
         ("shares", [1 / 17] * 17, "shares must be 2 to 16 numbers"),
         ("mixing", "best", "mixing must be one of evidence, certainty, mean, learned"),
         ("method", 3, "method must be a short text"),
@@ -275,7 +275,7 @@ def test_members_that_are_off(tmp_path):
     nested = folder / "member-2"
     shutil.rmtree(nested)
     shutil.copytree(folder, tmp_path / "copy")
-    with pytest.raises(ArtifactError, match="no folder member-2"):
+    with pytest.raises(ArtifactError, match="no member-2 in it"):
         SourceModel.load(folder)
     os.symlink(folder / "member-1", nested)
     with pytest.raises(ArtifactError, match="not a folder but a link"):

@@ -79,11 +79,6 @@ def test_weight_normalisation():
     torch.testing.assert_close(classifier.head_tensors()[0], 2 * weight)
 
 
-def test_one_class_is_refused():
-    with pytest.raises(ConfigError, match="at least two classes; got 1"):
-        Classifier(nn.Identity(), 4, 1)
-
-
 @pytest.mark.parametrize("head", [True, False])
 def test_learning_rates(head):
     classifier = small(bottleneck=5)

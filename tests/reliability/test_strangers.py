@@ -195,7 +195,7 @@ def test_the_cache_of_the_hub_is_made_of_links(tmp_path, victim):
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(victim)
     with pytest.raises(
-        ArtifactError, match="config.json: a link, not a regular file"
+        ArtifactError, match=r"config\.json: a link, not a regular file"
     ):
         SourceModel.load(snapshot)
 

@@ -13,7 +13,6 @@ from tiny_models import tiny_model
 from usfan.errors import ArtifactError
 from usfan.maths.unknown import UnknownRule
 from usfan.store.model import AdaptedModel, SourceModel
-from usfan.uncertainty.registry import uncertainties_by_kind
 
 FILES = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}
 
@@ -175,7 +174,4 @@ def test_a_model_on_the_hub(model, folder, monkeypatch):
     )
     assert_same(SourceModel.load("me/mine"), model)
     assert asked["repo"] == "me/mine"
-    files = (FILES - {"README.md"}) | {
-        f"{kind}.safetensors" for kind in uncertainties_by_kind()
-    }
-    assert set(asked["allow_patterns"]) == files | {f"member-*/{name}" for name in files}
+    assert set(asked["allow_patterns"]) == {"*config.json", "*.safetensors"}

@@ -231,28 +231,32 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What `study` compares."""
+    """What `study` compares, and `reproduce` repeats."""
 
+    data: str | None = None
+    """Folder of the data set."""
     methods: list[str] | None = None
-    """Methods to compare; by default those of the paper, and u-sfan++ if the backbone is pretrained."""
+    """Methods to run; by default those of the paper, and u-sfan++ on your own data if the backbone is pretrained."""
     seeds: list[int] | None = None
-    """Random seeds; by default 0 1 2."""
+    """Random seeds; by default 0 1 2, or for benchmarks 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
     pairs: list[str] | None = None
     """Run only these pairs of domains."""
-    out: str = "runs/study"
-    """Run folder."""
+    out: str | None = None
+    """Run folder; by default runs/study or runs/BENCHMARK."""
     ray: str | None = None
     """Run cells in parallel with Ray: the address of a cluster, or local."""
-    backbone: str | None = TrainConfig.backbone
-    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
+    backbone: str | None = None
+    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model; by default resnet50, or the benchmark's own."""
     pretrained: str = TrainConfig.pretrained
     """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
     source_epochs: int | None = None
     """Epochs of the source training; set its other settings by --set source_NAME=VALUE."""
     guard: bool | None = None
     """Keep the source model if adaptation seems to have done harm. Default: off."""
+    allow_counts: bool = False
+    """Accept a data set with other numbers of images."""
     allow_classes: bool = False
-    """Keep only the classes that all domains share."""
+    """Accept missing classes: keep those that all domains share."""
     seed: int | None = None
     """One seed, instead of --seeds."""
     share: float = 0.5
@@ -261,43 +265,23 @@ class StudyOptions:
     """CPU threads per cell; with Ray also the cores per cell (default 1)."""
 
 
-@dataclass(frozen=True)
-class ReproduceOptions(StudyOptions):
-    """What `reproduce` repeats."""
-
-    data: str | None = None
-    """Folder of the data set."""
-    methods: list[str] | None = None
-    """Methods to run; by default those of the paper."""
-    seeds: list[int] | None = None
-    """By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
-    out: str | None = None  # type: ignore[assignment]
-    """Run folder; by default runs/BENCHMARK."""
-    backbone: str | None = None
-    """Network to use instead of the benchmark's own."""
-    allow_counts: bool = False
-    """Accept a data set with other numbers of images."""
-    allow_classes: bool = False
-    """Accept a data set with missing classes."""
-
-
 ADAPTATION = ("batch_size", "lr", "tune", "witness", "uncertainty")
 """Fields of `AdaptConfig` that have flags. The others are given with --set, or in a config file."""
 
 
-def study_group(kind: type, common: list[str], data: list[str]) -> type:
+def study_group(common: list[str], data: list[str]) -> type:
     """Flags of the two commands that run pairs × methods × seeds."""
     title = "Adaptation"
     return group(
-        fields(kind, "Common", *common),
-        fields(kind, "Source models", "backbone", "pretrained", "source_epochs"),
+        fields(StudyOptions, "Common", *common),
+        fields(StudyOptions, "Source models", "backbone", "pretrained", "source_epochs"),
         fields(AdaptConfig, title, "setting", "epochs", "preset"),
-        fields(kind, title, "guard"),
+        fields(StudyOptions, title, "guard"),
         fields(AdaptOptions, title, "open_set", "partial_set"),
         fields(AdaptConfig, title, *ADAPTATION),
         fields(AdaptOptions, title, "set"),
-        fields(kind, "Data", *data),
-        fields(kind, COMPUTING, "seed", "share", "threads"),
+        fields(StudyOptions, "Data", *data),
+        fields(StudyOptions, COMPUTING, "seed", "share", "threads"),
         hidden=AdaptConfig,
     )
 
@@ -331,10 +315,8 @@ else:
         hidden=AdaptConfig,
     )
     common = ["methods", "seeds", "pairs", "out", "ray"]
-    StudyFlags = study_group(StudyOptions, common, ["allow_classes"])
-    ReproduceFlags = study_group(
-        ReproduceOptions, ["data", *common], ["allow_counts", "allow_classes"]
-    )
+    StudyFlags = study_group(common, ["allow_classes"])
+    ReproduceFlags = study_group(["data", *common], ["allow_counts", "allow_classes"])
     every = fields(EveryCommand, COMPUTING)
     last = fields(EveryCommand, COMPUTING, without=["seed"])
     Device = group(fields(RuntimeConfig, COMPUTING, "device"), every)

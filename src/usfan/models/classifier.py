@@ -17,6 +17,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from usfan.data.views import InputSpec
 from usfan.errors import ConfigError, first_line
 
+LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
+"""Settings of the layers after the backbone."""
 LAYOUT_FREE = ("timm", "torchvision", "transformers")
 """Libraries whose networks give the same whether the channels come first or last."""
 
@@ -39,8 +41,6 @@ class Classifier(nn.Module):
         head_norm: bool = True,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise ConfigError(f"a classifier needs at least two classes; got {classes}")
         self.backbone = backbone
         width = bottleneck or features
         self.bottleneck: nn.Module = nn.Identity()

@@ -24,7 +24,13 @@ from usfan.errors import ArtifactError, UsfanError, first_line, printable
 from usfan.files import Folder, read_json_in, write_json, write_tensors, write_text
 from usfan.maths.unknown import UnknownRule
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
-from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
+from usfan.models.classifier import (
+    LAYER_SETTINGS,
+    Classifier,
+    WrappedClassifier,
+    copy_module,
+    wrap_module,
+)
 from usfan.models.hub import hub_or_cache
 from usfan.store.card import model_card
 from usfan.store.cost import check_image_cost
@@ -44,12 +50,12 @@ CONFIG = "config.json"
 MODEL = "model.safetensors"
 POSTERIOR = "posterior.safetensors"
 FILES = (CONFIG, MODEL, POSTERIOR)
+HUB_FILES = ["*config.json", "*.safetensors"]
+"""Files of a model and of the members of a mixture that are downloaded."""
 MEMBER = "member-{}"
 """Folders of the models of a mixture."""
 SHARED = ("classes", "spec", "architecture", "summary", "temperature", "samples")
 """Fields of a model that are fields of its config."""
-LAYERS = ("bottleneck", "dropout", "head_bias", "head_norm")
-"""Settings of the layers after the backbone."""
 MAX_CONFIG_BYTES = 16 << 20
 
 
@@ -147,10 +153,7 @@ def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None
     members = []
     for number in range(1, len(config.shares) + 1):
         name = MEMBER.format(number)
-        if opened.kind(name) == "missing":
-            raise ArtifactError(
-                f"{opened.path}: no folder {name} in it; it is a mixture of {len(config.shares)} models"
-            )
+        must_hold(opened, [name])
         with opened.inner(name) as inner:
             member = read_config(inner)
             if isinstance(member, MixtureConfig):
@@ -175,10 +178,9 @@ def load_config(folder: str | Path) -> ModelConfig:
     with open_folder(folder) as opened:
         config = read_config(opened)
         if isinstance(config, MixtureConfig):
-            numbers = range(1, len(config.shares) + 1)
-            members = ", ".join(str(opened.path / MEMBER.format(n)) for n in numbers)
             raise ArtifactError(
-                f"{opened.path} is a mixture of {len(numbers)} models, which are adapted one by one: {members}"
+                f"{opened.path} is a mixture of {len(config.shares)} models, which are adapted one by one: "
+                f"{opened.path}/member-1, …"
             )
         must_hold(opened, FILES)
         return config
@@ -224,17 +226,11 @@ def fetch_folder(folder: str | Path) -> Path:
 
     try:
         with hub_or_cache():
-            return Path(snapshot_download(str(folder), allow_patterns=file_names()))
+            return Path(snapshot_download(str(folder), allow_patterns=HUB_FILES))
     except (OSError, ValueError) as error:  # of the Hub: its errors are of these kinds
         raise ArtifactError(
             f"{place} here, and the Hugging Face Hub does not provide it: {first_line(error)}"
         ) from None
-
-
-def file_names() -> list[str]:
-    """All files that a model folder, or a member of a mixture, can have."""
-    names = [*FILES, *(f"{kind}.safetensors" for kind in uncertainties_by_kind())]
-    return names + [f"{MEMBER.format('*')}/{name}" for name in names]
 
 
 def near(path: Path) -> str:
@@ -316,7 +312,7 @@ def new_classifier(config: ModelConfig, path: Path, width: int) -> tuple[Classif
         backbone = create_backbone(
             architecture["backbone"], "none", channels=channels, features=width
         )
-        options = {name: architecture[name] for name in LAYERS}
+        options = {name: architecture[name] for name in LAYER_SETTINGS}
         return Classifier(backbone.module, backbone.features, classes, **options), backbone.spec
 
 

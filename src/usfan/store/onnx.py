@@ -161,18 +161,12 @@ def metadata(model: SourceModel) -> dict[str, str]:
     tables = {
         "classes": list(model.classes),
         "input": {
-            "kind": "photographs",
-            "layout": "N×H×W×3, RGB, upright, any H and W",
-            "dtype": "uint8",
+            "layout": "N×H×W×3, RGB, upright, any H and W, uint8",
             "resize": [spec.resize, spec.resize],
             "crop": [spec.size, spec.size],
             "mean": list(spec.mean),
             "std": list(spec.std),
-            "done_in_graph": [
-                "resize (bilinear, antialiased)",
-                "centre crop",
-                "(x/255 − mean) / std",
-            ],
+            "done_in_graph": "bilinear antialiased resize, centre crop, (x/255 − mean) / std",
         },
         "outputs": OUTPUTS,
         "unknown_rule": None if rule is None else rule.to_dict(),

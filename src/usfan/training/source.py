@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from usfan.errors import DataError
 from usfan.maths.objectives import global_mean, smoothed_cross_entropy
 from usfan.maths.outputs import Outputs
 from usfan.models.backbones import Backbone, create_backbone
-from usfan.models.classifier import Classifier
+from usfan.models.classifier import LAYER_SETTINGS, Classifier
 from usfan.progress import say
 from usfan.store.model import SourceModel, as_images
 from usfan.store.run_folder import RunFolder, load_checkpoint, must_fit
@@ -38,7 +38,6 @@ from usfan.uncertainty.registry import find_uncertainty
 
 log = logging.getLogger(__name__)
 
-LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
 FIT_SETTINGS = ("uncertainty", "prior", "damping", "weight_decay", "members", "seed")
 VALIDATIONS = 10
 """How often the held-out part is scored in a training."""
@@ -158,25 +157,22 @@ class Best:
     rose: int = 0
 
 
+@dataclass
 class Training:
     """The state of one run of stage 1. `run` leaves the best iterate in the classifier and gives the summary."""
 
-    def __init__(
-        self,
-        classifier: Classifier,
-        store: Store,
-        spec: InputSpec,
-        config: TrainConfig,
-        runtime: Runtime,
-        folder: RunFolder | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.classifier = classifier
-        self.store = store
-        self.spec = spec
-        self.config = config
-        self.runtime = runtime
-        self.folder = folder
+    classifier: Classifier
+    store: Store
+    spec: InputSpec
+    config: TrainConfig
+    runtime: Runtime
+    folder: RunFolder | None = None
+    progress: InitVar[Progress | None] = None
+
+    def __post_init__(self, progress: Progress | None) -> None:
+        config = self.config
+        store = self.store
+        runtime = self.runtime
         order = permutation(len(store), config.seed, 1 << 20).to(runtime.device)
         held_out = round(config.validation_share * len(store))
         self.held_rows = order[:held_out]
@@ -187,8 +183,8 @@ class Training:
             )
         self.labels = store.labels.to(runtime.device)  # type: ignore[union-attr]
         self.loop = Loop(
-            classifier,
-            Feeder(store, spec, config.seed, runtime),
+            self.classifier,
+            Feeder(store, self.spec, config.seed, runtime),
             Stage.of(config, head=True),
             [Supervised(self.labels, config.label_smoothing, runtime)],
             runtime,

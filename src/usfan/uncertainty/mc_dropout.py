@@ -58,14 +58,13 @@ class MCDropout(Uncertainty):
     ) -> MCDropout:
         rate = settings.dropout_rate
         if rate is None:
-            rate = settings.trained_rate
-        if settings.dropout_rate is None and not rate:
-            log.warning(
-                "the model was trained without dropout before its last layer: MC dropout takes the rate %s, a guess; "
-                "dropout_rate sets another",
-                UNTRAINED_RATE,
-            )
-            rate = UNTRAINED_RATE
+            rate = settings.trained_rate or UNTRAINED_RATE
+            if not settings.trained_rate:
+                log.warning(
+                    "the model was trained without dropout before its last layer: MC dropout takes the rate %s, "
+                    "a guess; dropout_rate sets another",
+                    rate,
+                )
         return cls(posterior.weight, posterior.bias, rate)
 
     @classmethod
