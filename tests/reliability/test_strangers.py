@@ -194,9 +194,7 @@ def test_the_cache_of_the_hub_is_made_of_links(tmp_path, victim):
     assert SourceModel.load(snapshot).classes[0] == "a"
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(victim)
-    with pytest.raises(
-        ArtifactError, match=r"config\.json: a link, not a regular file"
-    ):
+    with pytest.raises(ArtifactError, match=r"config\.json: a link, not a regular file"):
         SourceModel.load(snapshot)
 
 

@@ -145,7 +145,9 @@ def test_a_graph_that_disagrees_is_not_written(tmp_path, monkeypatch):
     from usfan.store import onnx
 
     model = tiny_model("lenet")
-    monkeypatch.setattr(onnx, "resized_to", lambda pixels, size: pixels[..., : size[0], : size[1]] * 0.5)
+    monkeypatch.setattr(
+        onnx, "resized_to", lambda pixels, size: pixels[..., : size[0], : size[1]] * 0.5
+    )
     with pytest.raises(RuntimeError, match="onnxruntime and predict differ by"):
         onnx.export_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

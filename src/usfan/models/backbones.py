@@ -222,7 +222,9 @@ def probe_features(model: nn.Module, spec: InputSpec) -> int:
     try:
         with torch.no_grad():
             _, features = model.eval()(torch.zeros(1, *spec.shape)).shape
-    except Exception as error:  # of the network: some of timm's take more than images, or give maps
+    except (
+        Exception
+    ) as error:  # of the network: some of timm's take more than images, or give maps
         if out_of_memory(error):
             raise
         reason = printable(first_line(error), 200)
@@ -300,16 +302,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not is_state_dict(state):
-        raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
-    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
-
-
-def is_state_dict(state: object) -> bool:
-    if not isinstance(state, dict):
-        return False
-    items = state.items()
-    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in items)
+    tensors = {}
+    for name, tensor in state.items() if isinstance(state, dict) else [(None, None)]:
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
+        tensors[name.removeprefix("module.")] = tensor
+    return tensors
 
 
 def check_archive(path: Path) -> None:

@@ -98,7 +98,9 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
         config["posterior"]["bias"] = posterior.bias is not None
         if private:
             config["posterior"]["log_likelihood"] = None
-        config["uncertainty"] = uncertainty_table(model)
+        config["uncertainty"] = {"kind": model.uncertainty.kind}
+        if model.uncertainty is not posterior:
+            config["uncertainty"] |= model.uncertainty.settings()
         config["temperature"] = model.temperature
         config["samples"] = model.samples
     if model.kind != "source":
@@ -110,16 +112,7 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
     return config
 
 
-def uncertainty_table(model: Any) -> JsonTable:
-    """The kind of uncertainty in use and its settings; those of the posterior stand in a table of their own."""
-    if model.uncertainty is model.posterior:
-        return {"kind": model.posterior.kind}
-    return {"kind": model.uncertainty.kind, **model.uncertainty.settings()}
-
-
-def load_parts(
-    folder: str | Path, module: nn.Module | None = None
-) -> tuple[str, JsonTable]:
+def load_parts(folder: str | Path, module: nn.Module | None = None) -> tuple[str, JsonTable]:
     """The kind of model in a folder or behind a Hub id, and the fields that make it."""
     with open_folder(folder) as opened:
         config = read_config(opened)
@@ -279,7 +272,9 @@ def blaming(place: str) -> Iterator[None]:
         raise ArtifactError(f"{place}: {printable(error, 600)}") from None
 
 
-def read_checked(folder: Folder, name: str, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_checked(
+    folder: Folder, name: str, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The tensors of a file, after a check of its header."""
     file = folder.path / name
     with open_tensors_in(folder, name) as tensors:

@@ -138,9 +138,8 @@ def export_onnx(model: SourceModel, path: Path) -> float:
 
 def trace(model: SourceModel) -> Any:
     """The graph as an ONNX program for any batch of photographs of any size."""
-    sizes = {0: torch.export.Dim("batch", min=1, max=65_536)}
-    for axis, name in ((1, "height"), (2, "width")):
-        sizes[axis] = torch.export.Dim(name, min=1, max=65_535)
+    dims = ("batch", "height", "width")
+    sizes = {axis: torch.export.Dim(name, min=1, max=65_535) for axis, name in enumerate(dims)}
     return torch.onnx.export(
         PhotographGraph(model).eval(),
         (torch.zeros(2, 40, 30, 3, dtype=torch.uint8),),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -55,12 +54,10 @@ def lock_folder(folder: Folder) -> int:
     """The handle of the folder's lock, which holds until it is closed; a dead process's lock does not count."""
     try:
         return folder.lock(".lock")
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES) and error.filename is None:
-            raise ConfigError(
-                f"{folder.path} is in use by another process: wait for it, or choose another --out"
-            ) from None
-        raise
+    except BlockingIOError:
+        raise ConfigError(
+            f"{folder.path} is in use by another process: wait for it, or choose another --out"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -166,6 +166,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
     if kind == "mixture":
         return read_mixture(reader, classes)
     is_adapted = kind == "adapted"
+    most_draws = allowed(max(USUAL_DRAWS, MAX_DRAWS // len(classes)))
     return ModelConfig(
         kind,
         read_architecture(reader.table("architecture")),
@@ -173,7 +174,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
         read_spec(reader.table("input")),
         read_posterior_settings(reader.table("posterior")),
         reader.read("temperature", TEMPERATURES),
-        reader.read("samples", (1, most_draws(len(classes)))),
+        reader.read("samples", (1, most_draws)),
         reader.summary(),
         reader.read("method", str) if is_adapted else "",
         reader.optional_table("unknown_rule") if is_adapted else None,
@@ -198,10 +199,6 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
 def check_config(values: JsonTable, file: Path) -> None:
     """Checks a config before it is written, so that the reader will accept it. Tuples become lists."""
     parse_config(json.loads(json.dumps(values, default=str)), file)
-
-
-def most_draws(classes: int) -> int:
-    return allowed(max(USUAL_DRAWS, MAX_DRAWS // classes))
 
 
 def check_names(classes: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -21,14 +20,13 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine.passes import engine_store, prepare
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError, DataError, printable
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
-from usfan.models.classifier import Classifier, copy_module, example_of, guess_head, wrap_module
+from usfan.models.classifier import copy_module, example_of, guess_head, wrap_module
 from usfan.store.model import SourceModel, as_images
 from usfan.store.schema import check_names
-from usfan.training.class_order import check_order
 from usfan.training.source import fit_posterior
-from usfan.uncertainty.base import FitSettings, Uncertainty
+from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
 Progress = Callable[[int], None] | None
@@ -72,26 +70,12 @@ def attach_posterior(
     if timm_name:
         architecture["timm"] = timm_name
     network = prepare(classifier, spec, runtime).eval()
-    posterior, fitted = fit_checked(network, data, spec, names, runtime, settings, progress)
+    store = engine_store(data, spec, runtime)
+    posterior, fitted = fit_posterior(network, store, spec, runtime, settings, progress, names)
     summary = summary_of(posterior, settings)
     return SourceModel(
         network, posterior, names, spec, architecture, summary, uncertainty=fitted
     )
-
-
-def fit_checked(
-    classifier: Classifier,
-    data: ImageData,
-    spec: InputSpec,
-    names: tuple[str, ...],
-    runtime: Runtime,
-    settings: FitSettings,
-    progress: Progress,
-) -> tuple[KroneckerPosterior, Uncertainty]:
-    """Fit, if the labels fit the order of the names."""
-    store = engine_store(data, spec, runtime)
-    check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
-    return fit_posterior(classifier, store, spec, runtime, settings, progress, check)
 
 
 def summary_of(posterior: KroneckerPosterior, settings: FitSettings) -> dict[str, float]:
@@ -215,25 +199,16 @@ def refit_posterior(
     if data.labels is not None:
         data = data.match_classes(model.classes)
     model.to(runtime.device)
-    posterior, fitted = fit_checked(
-        model.classifier, data, model.spec, model.classes, runtime, settings, progress
+    store = engine_store(data, model.spec, runtime)
+    posterior, fitted = fit_posterior(
+        model.classifier, store, model.spec, runtime, settings, progress, model.classes
     )
     summary = {**model.summary, **summary_of(posterior, settings)}
     return dataclasses.replace(model, posterior=posterior, summary=summary, uncertainty=fitted)
 
 
-def from_state_dict(
-    path: str,
-    backbone: str | None,
-    data: ImageData,
-    runtime: Runtime,
-    settings: FitSettings,
-    *,
-    head: str | None = None,
-    classes: Sequence[str] | None = None,
-    progress: Progress = None,
-) -> SourceModel:
-    """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
+def from_state_dict(path: str, backbone: str | None, head: str | None = None) -> nn.Module:
+    """A timm classifier from a weights file."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
@@ -249,19 +224,9 @@ def from_state_dict(
         raise ConfigError(
             f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?"
         )
-    module = timm_model(backbone, num_classes=len(weight))
+    module: nn.Module = timm_model(backbone, num_classes=len(weight))
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise ConfigError(
-            f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}"
-        ) from None
-    return attach_posterior(
-        module,
-        data,
-        head,
-        classes=classes,
-        runtime=runtime,
-        settings=settings,
-        progress=progress,
-    )
+        raise ConfigError(f"{path} does not fit {backbone}: {printable(error, 200)}") from None
+    return module

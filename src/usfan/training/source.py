@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from usfan.progress import say
 from usfan.store.model import SourceModel, as_images
 from usfan.store.run_folder import RunFolder, load_checkpoint, must_fit
 from usfan.store.schema import check_names
+from usfan.training.class_order import check_order
 from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.fit import batch_factors
 from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -204,11 +205,12 @@ class Training:
                 for epoch in range(done, config.epochs):
                     if self.has_stalled(epoch):
                         break
+                    done = epoch + 1
                     figures = self.loop.train_epoch(epoch)
-                    if len(self.held_rows) and self.validation_is_due(epoch):
+                    is_due = done % self.every == 0 or done == config.epochs
+                    if len(self.held_rows) and is_due:
                         figures["validation_accuracy"] = self.validate(epoch)
                     self.record(epoch, figures)
-                    done = epoch + 1
             finally:
                 self.loop.release()
         if self.best_state:
@@ -240,9 +242,6 @@ class Training:
     def every(self) -> int:
         """Epochs from one score on the held-out part to the next; features are scored at once."""
         return 1 if self.store.is_features else max(1, self.config.epochs // VALIDATIONS)
-
-    def validation_is_due(self, epoch: int) -> bool:
-        return (epoch + 1) % self.every == 0 or epoch + 1 == self.config.epochs
 
     def validate(self, epoch: int) -> float:
         """Percent right on the held-out part; the best iterate is kept, the later of equals."""
@@ -290,17 +289,17 @@ def fit_posterior(
     runtime: Runtime,
     settings: FitSettings,
     progress: Callable[[int], None] | None = None,
-    check: Callable[[Tensor], None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[KroneckerPosterior, Uncertainty]:
     """Fit the posterior and the uncertainty in use in one pass over all the data: test views, BatchNorm in test mode.
-    `check` receives the logits before the fit."""
+    Labels that say that `names` are in another order than the network's outputs are refused before the fit."""
     name = settings.uncertainty
     kind = find_uncertainty(name)
     if kind.needs_source_data and store.labels is None:
         raise DataError(f"uncertainty {name} is trained on labels, and the data has none")
     features, logits = forward_store(classifier, store, spec, runtime, progress=progress)
-    if check is not None:
-        check(logits)
+    if names is not None:
+        check_order(logits, store.labels, names)
     weight, bias = classifier.head_tensors()
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)

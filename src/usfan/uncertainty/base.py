@@ -12,6 +12,7 @@ Shapes: B batch, K classes, D features, M draws, N source images.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,7 +158,10 @@ class Uncertainty(ABC):
     ) -> tuple[Tensor, Tensor]:
         """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy. They carry no gradient:
         weights are constants of the loss. A part of the batch is drawn at a time."""
-        check_draws(temperature, samples)
+        if not temperature > 0 or samples < 1:
+            raise UsfanError(
+                f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
+            )
         rows = self._checked(features)
         probs = rows.new_empty(len(rows), len(self.weight))
         information = rows.new_empty(len(rows))
@@ -191,6 +195,11 @@ class Uncertainty(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    @functools.cached_property
+    def _fixed(self) -> dict[int, Tensor]:
+        """What the fixed draws share, by their number."""
+        return {}
+
     def _checked(self, features: Features) -> Tensor:
         tensor = as_features(features)
         if tensor.ndim != 2 or tensor.shape[1] != self.weight.shape[1]:
@@ -216,10 +225,3 @@ def as_features(values: Features) -> Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float64))
     except (TypeError, ValueError) as error:
         raise UsfanError(f"features must be B×D numbers: {error}") from error
-
-
-def check_draws(temperature: float, samples: int) -> None:
-    if not temperature > 0 or samples < 1:
-        raise UsfanError(
-            f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
-        )

@@ -210,10 +210,6 @@ class KroneckerPosterior(Uncertainty):
         visible = (vectors - vectors.mean(dim=0)).norm(dim=0) > 0.02
         return low_rank_basis(self.variance_table.double() * visible).to(self.weight)
 
-    @functools.cached_property
-    def _noise(self) -> dict[int, Tensor]:
-        return {}
-
     @torch.no_grad()
     def eigen_variance(self, features: Features) -> Tensor:
         """s, B × K: the variances of the logits along the columns of Q_B."""
@@ -271,12 +267,12 @@ class KroneckerPosterior(Uncertainty):
             shape = (samples, classes)
             draws = torch.randn(shape, generator=generator, device=generator.device)
             return noise_table(self.basis, self.class_vectors, draws.to(self.weight))
-        if samples not in self._noise:
+        if samples not in self._fixed:
             # The first column belongs to the all-ones direction, which a softmax does not see: give it the last,
             # weakest Sobol dimension, and the best ones to the directions of largest variance.
             draws = sobol_normal(samples, classes).roll(1, dims=1).to(self.weight)
-            self._noise[samples] = noise_table(self.basis, self.class_vectors, draws)
-        return self._noise[samples]
+            self._fixed[samples] = noise_table(self.basis, self.class_vectors, draws)
+        return self._fixed[samples]
 
     def _extended(self, features: Features) -> Tensor:
         """φ, B × D'."""

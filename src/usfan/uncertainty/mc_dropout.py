@@ -9,7 +9,6 @@ Shapes: B batch, K classes, D features, M draws.
 
 from __future__ import annotations
 
-import functools
 import logging
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -96,14 +95,10 @@ class MCDropout(Uncertainty):
 
     def masks(self, samples: int, seed: int = 2022) -> Tensor:
         """M × D factors r_m / (1 − ρ): the same on every machine and every call."""
-        if samples not in self._masks:
+        if samples not in self._fixed:
             generator = torch.Generator().manual_seed(seed)
             shape = (samples, self.weight.shape[1])
             uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
             factors = (uniform >= self.rate) / (1 - self.rate)
-            self._masks[samples] = factors.to(self.weight)
-        return self._masks[samples]
-
-    @functools.cached_property
-    def _masks(self) -> dict[int, Tensor]:
-        return {}
+            self._fixed[samples] = factors.to(self.weight)
+        return self._fixed[samples]
