@@ -8,7 +8,6 @@ import inspect
 import os
 import reprlib
 import shlex
-from collections import OrderedDict
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -161,17 +160,20 @@ def resume_settings(command: Command, settings: Settings) -> Settings:
 
 def call(command: Command, settings: Settings) -> None:
     """Run a command. Its parameter `computing` gets the fields of `RuntimeConfig`, `settings` what no other takes."""
-    signature = inspect.signature(command.function)
     rest = dict(settings)
-    names = signature.parameters.keys() & command.flags.keys() & settings.keys()
-    arguments = {name: rest.pop(name) for name in names}
-    if "computing" in signature.parameters:
-        names = {item.name for item in dataclasses.fields(RuntimeConfig)} & rest.keys()
-        arguments["computing"] = RuntimeConfig(**{name: rest.pop(name) for name in names})
-    if "settings" in signature.parameters:
-        arguments["settings"] = rest
-    bound = inspect.BoundArguments(signature, OrderedDict(arguments))
-    command.function(*bound.args, **bound.kwargs)
+    positional = []
+    named: Settings = {}
+    for name, parameter in inspect.signature(command.function).parameters.items():
+        if name == "settings":
+            named[name] = rest  # what the other parameters leave in it
+        elif name == "computing":
+            fields = {item.name for item in dataclasses.fields(RuntimeConfig)} & rest.keys()
+            named[name] = RuntimeConfig(**{field: rest.pop(field) for field in fields})
+        elif name in rest and parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(rest.pop(name))
+        elif name in rest:
+            named[name] = rest.pop(name)
+    command.function(*positional, **named)
 
 
 def how_to_continue(name: str, settings: Settings) -> str:

@@ -150,11 +150,10 @@ def guess_head(module: nn.Module) -> str:
     """The name of the classifier: that of a timm model, else the only Linear; else an error that lists them."""
     linears = linear_names(module)
     get = getattr(module, "get_classifier", None)
-    if callable(get):
-        head = get()
-        for name in linears:
-            if module.get_submodule(name) is head:
-                return name
+    head = get() if callable(get) else None
+    for name in linears:
+        if module.get_submodule(name) is head:
+            return name
     if len(linears) == 1:
         return linears[0]
     raise ConfigError(

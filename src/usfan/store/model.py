@@ -21,8 +21,8 @@ from usfan.maths.source_mixture import mixed, reordered, source_weights
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
-from usfan.store.model_folder import blaming, load_parts, save_model
-from usfan.store.schema import JsonTable
+from usfan.store.model_folder import load_parts, save_model
+from usfan.store.schema import JsonTable, blaming
 from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import find_uncertainty
@@ -225,13 +225,14 @@ class SourceModel:
     @classmethod
     def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
         """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: tensors are stored."""
-        kind, parts = load_parts(folder, module)
-        if kind != "mixture":
-            return make_model(kind, parts)
-        members = [make_model(*member) for member in parts.pop("members")]
+        parts = load_parts(folder, module)
+        if parts["kind"] != "mixture":
+            return make_model(**parts)
+        members = [make_model(**member) for member in parts.pop("members")]
         first = members[0]
         with blaming(str(folder)):
             check_members([(parts["classes"], first.spec), (first.classes, first.spec)])
+            del parts["kind"]
             return MixtureModel.of(members, **parts)
 
 
@@ -375,7 +376,7 @@ def came_pretrained(architecture: JsonTable) -> bool:
     return architecture.get("backbone") not in SMALL_BACKBONES
 
 
-def make_model(kind: str, parts: JsonTable) -> SourceModel:
+def make_model(kind: str, **parts: Any) -> SourceModel:
     return AdaptedModel(**parts) if kind == "adapted" else SourceModel(**parts)
 
 

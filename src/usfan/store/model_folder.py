@@ -7,11 +7,10 @@ checked to be finite, and the posterior to be one.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, UsfanError, first_line, printable
+from usfan.errors import ArtifactError, first_line, printable
 from usfan.files import Folder, read_json_in, write_json, write_tensors, write_text
-from usfan.maths.unknown import UnknownRule
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import (
     LAYER_SETTINGS,
@@ -38,6 +36,7 @@ from usfan.store.schema import (
     JsonTable,
     MixtureConfig,
     ModelConfig,
+    blaming,
     check_config,
     parse_config,
 )
@@ -54,8 +53,6 @@ HUB_FILES = ["*config.json", "*.safetensors"]
 """Files of a model and of the members of a mixture that are downloaded."""
 MEMBER = "member-{}"
 """Folders of the models of a mixture."""
-SHARED = ("classes", "spec", "architecture", "summary", "temperature", "samples")
-"""Fields of a model that are fields of its config."""
 MAX_CONFIG_BYTES = 16 << 20
 
 
@@ -112,13 +109,13 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
     return config
 
 
-def load_parts(folder: str | Path, module: nn.Module | None = None) -> tuple[str, JsonTable]:
+def load_parts(folder: str | Path, module: nn.Module | None = None) -> JsonTable:
     """The kind of model in a folder or behind a Hub id, and the fields that make it."""
     with open_folder(folder) as opened:
         config = read_config(opened)
         if isinstance(config, MixtureConfig):
-            return "mixture", read_mixture(config, opened, module)
-        return config.kind, read_parts(config, opened, module)
+            return read_mixture(config, opened, module)
+        return read_parts(config, opened, module)
 
 
 def read_config(opened: Folder) -> ModelConfig | MixtureConfig:
@@ -127,22 +124,19 @@ def read_config(opened: Folder) -> ModelConfig | MixtureConfig:
 
 
 def read_parts(config: ModelConfig, opened: Folder, module: nn.Module | None) -> JsonTable:
-    """The fields of a source model or an adapted model."""
+    """The kind and the fields of a source model or an adapted model."""
     must_hold(opened, FILES)
     classifier = build_classifier(config, opened, module)
     posterior = read_posterior(config, opened, classifier)
-    parts: JsonTable = {name: getattr(config, name) for name in SHARED}
-    parts["classifier"] = classifier.eval()
-    parts["posterior"] = posterior
+    parts = {**vars(config), "classifier": classifier.eval(), "posterior": posterior}
     parts["uncertainty"] = read_uncertainty(config, opened, posterior)
-    if config.kind == "adapted":
-        parts["method"] = config.method
-        parts["unknown_rule"] = read_rule(config, opened.path)
+    if config.kind == "source":
+        del parts["method"], parts["unknown_rule"]
     return parts
 
 
 def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None) -> JsonTable:
-    """The fields of a mixture; each member as (kind, fields)."""
+    """The kind and the fields of a mixture; each member as its kind and fields."""
     members = []
     for number in range(1, len(config.shares) + 1):
         name = MEMBER.format(number)
@@ -153,16 +147,8 @@ def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None
                 raise ArtifactError(
                     f"{inner.path}/config.json: kind: a member of a mixture cannot be a mixture itself"
                 )
-            members.append((member.kind, read_parts(member, inner, module)))
-    return {
-        "members": members,
-        "classes": config.classes,
-        "mixing": config.mixing,
-        "shares": config.shares,
-        "method": config.method,
-        "unknown_rule": read_rule(config, opened.path),
-        "summary": config.summary,
-    }
+            members.append(read_parts(member, inner, module))
+    return {**vars(config), "members": members}
 
 
 def load_config(folder: str | Path) -> ModelConfig:
@@ -261,15 +247,6 @@ def build_classifier(
         classifier, _ = new_classifier(config, folder.path, width)
     classifier.load_state_dict(read_checked(folder, MODEL, classifier.state_dict()))
     return classifier
-
-
-@contextlib.contextmanager
-def blaming(place: str) -> Iterator[None]:
-    """Errors inside are those of a file, or of a field in it."""
-    try:
-        yield
-    except (UsfanError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"{place}: {printable(error, 600)}") from None
 
 
 def read_checked(
@@ -405,10 +382,3 @@ def check_head(classifier: Classifier, posterior: KroneckerPosterior, path: Path
                 f"{path}/posterior.safetensors: {name!r} is not that of the model's last layer: "
                 "the files do not belong together"
             )
-
-
-def read_rule(config: ModelConfig | MixtureConfig, path: Path) -> UnknownRule | None:
-    if config.unknown_rule is None:
-        return None
-    with blaming(f"{path}/config.json: unknown_rule"):
-        return UnknownRule.from_dict(config.unknown_rule)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from usfan.budget import allowed
 from usfan.config import MIXINGS, VIEWS
 from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, DataError, printable
+from usfan.errors import ArtifactError, DataError, UsfanError, printable
+from usfan.maths.unknown import UnknownRule
 from usfan.uncertainty.kronecker import DAMPING, KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
 
@@ -60,7 +62,7 @@ class ModelConfig:
     samples: int
     summary: JsonTable
     method: str
-    unknown_rule: JsonTable | None
+    unknown_rule: UnknownRule | None
     uncertainty: JsonTable
     """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
 
@@ -73,7 +75,7 @@ class MixtureConfig:
     mixing: str
     shares: tuple[float, ...]
     method: str
-    unknown_rule: JsonTable | None
+    unknown_rule: UnknownRule | None
     summary: JsonTable
     kind: str = "mixture"
 
@@ -135,16 +137,19 @@ class _Reader:
     def table(self, name: str) -> _Reader:
         return _Reader(self.values.get(name), self.file, f"{self.prefix}{name}.")
 
-    def optional_table(self, name: str) -> JsonTable | None:
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise self.fail(name, "a table or null")
-        return value
-
     def summary(self) -> JsonTable:
         """Nothing depends on the summary: one that is no table is left out."""
         value = self.values.get("summary")
         return value if isinstance(value, dict) else {}
+
+
+@contextlib.contextmanager
+def blaming(place: str) -> Iterator[None]:
+    """Errors inside are those of a file, or of a field in it."""
+    try:
+        yield
+    except (UsfanError, OverflowError, RecursionError) as error:
+        raise ArtifactError(f"{place}: {printable(error, 600)}") from None
 
 
 def is_number(value: object, low: float, high: float) -> bool:
@@ -177,7 +182,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
         reader.read("samples", (1, most_draws)),
         reader.summary(),
         reader.read("method", str) if is_adapted else "",
-        reader.optional_table("unknown_rule") if is_adapted else None,
+        read_rule(reader) if is_adapted else None,
         read_uncertainty_settings(reader),
     )
 
@@ -191,7 +196,7 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
         reader.read("mixing", MIXINGS),
         shares,
         reader.read("method", str),
-        reader.optional_table("unknown_rule"),
+        read_rule(reader),
         reader.summary(),
     )
 
@@ -235,11 +240,19 @@ def read_architecture(reader: _Reader) -> JsonTable:
         return reader.read_all(dict.fromkeys(["module", "head", *optional], str))
     architecture = reader.read_all(ARCHITECTURE)
     if "pretrained" in reader.values:  # folders of version 0.1 do not say
-        weights = reader.optional_table("pretrained")
-        if weights is not None:
+        weights = None
+        if reader.values["pretrained"] is not None:
             weights = reader.table("pretrained").read_all({"from": str, "hash": str})
         architecture["pretrained"] = weights
     return architecture
+
+
+def read_rule(reader: _Reader) -> UnknownRule | None:
+    stored = reader.values.get("unknown_rule")
+    if stored is None:
+        return None
+    with blaming(f"{reader.file}: unknown_rule"):
+        return UnknownRule.from_dict(stored)
 
 
 def read_spec(reader: _Reader) -> InputSpec:

@@ -85,7 +85,10 @@ class Uncertainty(ABC):
         features: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Uncertainty:
-        """Build this kind for the layer of a posterior. Stage 1 passes source features N × D and labels N."""
+        """Build this kind for the layer of a posterior; the posterior's own kind is the posterior. Stage 1 passes
+        source features N × D and labels N."""
+        if isinstance(posterior, cls):
+            return posterior
         return cls(posterior.weight, posterior.bias)
 
     @classmethod
@@ -107,6 +110,8 @@ class Uncertainty(ABC):
         cls, posterior: KroneckerPosterior, settings: StoredSettings, tensors: dict[str, Tensor]
     ) -> Uncertainty:
         """Rebuild a saved uncertainty. Settings and shapes are checked already."""
+        if isinstance(posterior, cls):
+            return posterior
         fields: dict[str, Any] = {**settings, **tensors}
         return cls(posterior.weight, posterior.bias, **fields)
 

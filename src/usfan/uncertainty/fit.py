@@ -34,7 +34,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Factors:
-    """Sums over samples. They add: over batches, and over processes."""
+    """Sums over samples."""
 
     second_moment: Tensor
     """Σ φφᵀ, D' × D', float64."""
@@ -44,17 +44,6 @@ class Factors:
     """N."""
     log_likelihood: float | None = None
     """Σ log p[label], if labels were given."""
-
-    def __add__(self, other: Factors) -> Factors:
-        both = None
-        if self.log_likelihood is not None and other.log_likelihood is not None:
-            both = self.log_likelihood + other.log_likelihood
-        return Factors(
-            self.second_moment + other.second_moment,
-            self.probs_outer + other.probs_outer,
-            self.count + other.count,
-            both,
-        )
 
     @property
     def A(self) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from usfan.errors import UsfanError
-from usfan.uncertainty.base import Features, FitSettings, StoredSettings, Uncertainty
+from usfan.uncertainty.base import Features, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
     Factors,
     append_one,
@@ -80,8 +80,7 @@ class KroneckerPosterior(Uncertainty):
         weight_decay: float | None = None,
         damping: str = "exact",
     ) -> KroneckerPosterior:
-        """From features N×D and logits N×K of all the data, tensors or arrays. Larger sets: sum `batch_factors`, then
-        `from_factors`."""
+        """From features N×D and logits N×K of all the data, tensors or arrays."""
         features = torch.as_tensor(features)
         logits = torch.as_tensor(logits)
         weight = torch.as_tensor(weight)
@@ -129,22 +128,6 @@ class KroneckerPosterior(Uncertainty):
             damping,
             factors.log_likelihood,
         )
-
-    @classmethod
-    def from_posterior(
-        cls,
-        posterior: KroneckerPosterior,
-        settings: FitSettings,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> KroneckerPosterior:
-        return posterior
-
-    @classmethod
-    def from_stored(
-        cls, posterior: KroneckerPosterior, settings: StoredSettings, tensors: dict[str, Tensor]
-    ) -> KroneckerPosterior:
-        return posterior
 
     @staticmethod
     def posterior_shapes(classes: int, features: int, bias: bool) -> dict[str, tuple[int, ...]]:
