@@ -168,16 +168,6 @@ def test_resume_where_there_is_nothing(refused, model, folder, tmp_path):
     adapt_tiny(model, folder, tmp_path / "fresh", "--resume")  # begins
 
 
-def test_a_finished_private_run_can_be_asked_for_again(model, folder, tmp_path, capsys):
-    """Its settings are withheld, so only --out says which run it is."""
-    out = train_tiny(folder, tmp_path / "run", "--private")
-    before = (out / "model.safetensors").stat().st_mtime_ns
-    capsys.readouterr()
-    assert usfan("train", "--resume", "--out", out) == 0
-    assert "finished already" in capsys.readouterr().err
-    assert (out / "model.safetensors").stat().st_mtime_ns == before
-
-
 def test_a_run_to_go_on_with_may_be_a_strangers(refused, model, folder, tmp_path):
     """Its config.yaml is checked like any other, and cannot name a module to import."""
     out = adapt_tiny(model, folder, tmp_path / "run")

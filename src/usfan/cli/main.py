@@ -21,7 +21,7 @@ from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, s
 from usfan.cli.flags import describe
 from usfan.cli.help import help_page, overview
 from usfan.cli.settings import call, how_to_continue, read_settings
-from usfan.errors import ConfigError, printable
+from usfan.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         with stoppable(), quiet_threads():
             settings = parse_settings(name, words[1:])
-            if settings is not None:
-                with budget(settings.pop("budget", 1.0)):
-                    call(describe(COMMANDS[name]), settings)
+            with budget(settings.pop("budget", 1.0)):
+                call(describe(COMMANDS[name]), settings)
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         advice = "" if settings is None else how_to_continue(name, settings)
@@ -58,19 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
-    """The settings of a command; None if the run that they name is finished."""
+def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """The settings of a command."""
     from usfan.cli.parse import parse
 
     command = describe(COMMANDS[name])
-    try:
-        values = parse(command, words)
-    except ConfigError as error:
-        raise ConfigError(f"{error} (see usfan {name} --help)") from None
-    settings = read_settings(command, values)
-    if settings is None:
-        print(printable(f"{values['out']} is finished already"), file=sys.stderr)
-    return settings
+    return read_settings(command, parse(command, words))
 
 
 def unknown_command(name: str) -> ConfigError:

@@ -31,7 +31,8 @@ def parse(command: Command, words: Sequence[str]) -> dict[str, Any]:
             [command.name, *words], exit_on_error=False, print_error=False, verbose=False
         )
     except CycloptsError as error:
-        raise ConfigError(explain(error, command)) from None
+        problem = explain(error, command)
+        raise ConfigError(f"{problem} (see usfan {command.name} --help)") from None
     values: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         values |= value if isinstance(value, dict) else {name: value}

@@ -33,22 +33,17 @@ PATHS = ("cache", "pretrained", "out", "data", "classes", "labels")
 """Settings that name files. With --root, those of a config file may not leave it."""
 
 
-def read_settings(command: Command, values: Settings) -> Settings | None:
-    """The settings of a command, checked as far as can be without the model. None if the user asks for no more than a
-    finished run whose settings are withheld."""
+def read_settings(command: Command, values: Settings) -> Settings:
+    """The settings of a command, checked as far as can be without the model."""
     values = dict(values)
     path = values.pop("config", None)
     pairs = read_pairs(values.pop("set", []))
     settings = {} if path is None else read_config_file(command, path, values)
     settings = check_settings(command, {**settings, **pairs, **values})
-    finished = False
     if settings.get("resume") and "out" in settings:
         settings = resume_settings(command, settings)
-        finished = Path(settings["out"], "metrics.json").is_file()
     for flag in command.flags.values():
         if flag.required and flag.name not in settings:
-            if finished:
-                return None
             name = flag.metavar if flag.positional else flag.option
             raise ConfigError(
                 f"{name} is missing: give it, or put it into the --config file (see --help)"

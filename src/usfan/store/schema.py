@@ -11,11 +11,11 @@ from typing import Any
 
 from usfan.budget import allowed
 from usfan.config import MIXINGS, VIEWS
-from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
+from usfan.config_checks import DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, DataError, UsfanError, printable
 from usfan.maths.unknown import UnknownRule
-from usfan.uncertainty.kronecker import DAMPING, KroneckerPosterior
+from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
 
 MAX_CLASSES = 100_000

@@ -94,10 +94,8 @@ def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
     tune = config.tune
     if tune == "auto":
         tune = "all" if backbone.weights is None or not config.bottleneck else "new"
-        start = "random weights"
-        if backbone.weights is not None:
-            start = f"pretrained weights ({backbone.weights['from']})"
-        log.info("%s starts from %s: tune %s", config.backbone, start, tune)
+        origin = (backbone.weights or {"from": "random"})["from"]
+        log.info("%s starts from %s weights: tune %s", config.backbone, origin, tune)
     scale = config.backbone_lr_scale
     if scale is None:
         scale = 1.0 if backbone.weights is None else 0.1

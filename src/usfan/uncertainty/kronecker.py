@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from usfan.config_checks import DAMPING, one_of
 from usfan.errors import UsfanError
 from usfan.uncertainty.base import Features, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
@@ -32,8 +33,6 @@ from usfan.uncertainty.fit import (
     square_norm,
 )
 from usfan.uncertainty.predictive import low_rank_basis, noise_table, sobol_normal
-
-DAMPING = ("exact", "factored")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +61,7 @@ class KroneckerPosterior(Uncertainty):
     """Σ log p[label] of the samples, if labels were given."""
 
     def __post_init__(self) -> None:
-        if self.damping not in DAMPING:
-            raise UsfanError(
-                f"damping must be one of {', '.join(DAMPING)}; got {self.damping!r}"
-            )
+        one_of("damping", self.damping, DAMPING)
 
     @classmethod
     def fit(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from usfan.config_checks import DROPOUT_RATES
-from usfan.errors import ConfigError, UsfanError
+from usfan.config_checks import DROPOUT_RATES, between
+from usfan.errors import ConfigError
 from usfan.uncertainty.base import FitSettings, Uncertainty
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ class MCDropout(Uncertainty):
     """ρ, the share of the features that a draw leaves out."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UsfanError(
-                f"the rate of MC dropout must lie between 0 and 1; got {self.rate}"
-            )
+        between("rate", self.rate, *DROPOUT_RATES)
 
     @classmethod
     def from_posterior(
