@@ -111,7 +111,7 @@ def test_a_class_whose_images_are_all_broken(refused, tmp_path):
             "unknown option: --epoch. Did you mean --epochs?",
         ),
         (("--backbone", "digits-cnn", "--epochs", "2.5"), "whole number"),
-        (("--backbone", "digits-cnn", "--epochs"), "--epochs requires an argument"),
+        (("--backbone", "digits-cnn", "--epochs"), "argument --epochs: expected one argument"),
         (("--backbone", "digits-cnn", "--tune", "nrom"), "did you mean norm?"),
         (("--backbone", "digits-cnn", "--no-such-flag"), "--no-such-flag"),
         (("--backbone", "digits-cnn", "another"), "unexpected argument: 'another'"),

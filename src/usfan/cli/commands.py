@@ -417,17 +417,11 @@ def reproduce(
     run_benchmark(benchmark, dict(settings), runtime, dataclasses.asdict(computing))
 
 
-def completion(
-    shell: Literal["bash", "zsh", "fish"], /, *, computing: flags.Device = HERE
-) -> None:
-    """Print shell completion of commands, flags and values.
-
-    Args:
-        shell: Which shell.
-    """
+def completion(*, computing: flags.Device = HERE) -> None:
+    """Print a script for Tab completion of commands, flags and values in bash; zsh takes it after bashcompinit."""
     from usfan.cli.parse import completion_script
 
-    print(completion_script(map(flags.describe, COMMANDS.values()), shell))
+    print(completion_script([flags.describe(function) for function in COMMANDS.values()]))
 
 
 FUNCTIONS = (

@@ -12,16 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    TypedDict,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, choice, number
 from usfan.config_checks import MOST_SEED
@@ -96,24 +87,19 @@ def fields(kind: type, title: str, *names: str, without: Iterable[str] = ()) -> 
     return [flags[name] for name in names or flags if name not in without]
 
 
-def group(*parts: list[Flag], hidden: type | None = None) -> type:
-    """A group of flags, as a type that the parser reads. The fields of `hidden` have no flags, but may stand in a
-    config file and in --set."""
-    kinds: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Group:
+    """The annotation of a parameter that holds several flags."""
+
+    flags: list[Flag]
+    hidden: tuple[Field[Any], ...]
+    """Fields that have no flags, but may stand in a config file and in --set."""
+
+
+def group(*parts: list[Flag], hidden: type | None = None) -> Group:
+    """These flags, and the fields of `hidden` without flags."""
     flags = [flag for part in parts for flag in part]
-    for flag in flags:
-        kinds[flag.name] = list[str] if flag.several else str
-        if flag.choices:
-            kinds[flag.name] = Literal[flag.choices]
-        if flag.switch:
-            kinds[flag.name] = bool
-    create: Any = TypedDict
-    result = create("Flags", kinds, total=False)
-    # Where cyclopts looks for the texts of a completion.
-    result.__doc__ = "Flags.\n\nArgs:\n" + "\n".join(f"    {f.name}: {f.text}" for f in flags)
-    result.flags = flags
-    result.hidden = dataclasses.fields(hidden) if hidden else ()
-    return cast(type, result)
+    return Group(flags, dataclasses.fields(hidden) if hidden else ())
 
 
 @dataclass(frozen=True)
@@ -123,8 +109,6 @@ class Command:
     function: Callable[..., None]
     summary: str
     flags: dict[str, Flag]
-    groups: list[Any]
-    """The types of parameters that are groups of flags."""
     hidden: dict[str, Field[Any]]
     """Fields that may stand in a config file and in --set, also without a flag."""
 
@@ -145,11 +129,10 @@ def describe(function: Callable[..., None]) -> Command:
     summary, _, arguments = (function.__doc__ or "").partition("Args:")
     docs = {name: (metavar, text) for name, metavar, text in ARGUMENT.findall(arguments)}
     hints = get_type_hints(function)
-    command = Command(function, " ".join(summary.split()), {}, [], {})
+    command = Command(function, " ".join(summary.split()), {}, {})
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints[name]
-        if hasattr(hint, "flags"):
-            command.groups.append(hint)
+        if isinstance(hint, Group):
             command.flags.update((flag.name, flag) for flag in hint.flags)
             command.hidden.update((item.name, item) for item in hint.hidden)
         else:
@@ -269,7 +252,7 @@ ADAPTATION = ("batch_size", "lr", "tune", "witness", "uncertainty")
 """Fields of `AdaptConfig` that have flags. The others are given with --set, or in a config file."""
 
 
-def study_group(common: list[str], data: list[str]) -> type:
+def study_group(common: list[str], data: list[str]) -> Group:
     """Flags of the two commands that run pairs × methods × seeds."""
     title = "Adaptation"
     return group(

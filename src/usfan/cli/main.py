@@ -1,6 +1,6 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
-A command is a function (`commands`), and its arguments are those of the function (`flags`); cyclopts parses them
+A command is a function (`commands`), and its arguments are those of the function (`flags`); argparse reads them
 (`parse`). A YAML file given with --config holds the same names; flags override it (`settings`).
 Exit codes: `usfan.cli.ending`.
 """
@@ -19,7 +19,7 @@ from usfan.budget import budget
 from usfan.cli.commands import COMMANDS
 from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, stoppable
 from usfan.cli.flags import describe
-from usfan.cli.help import help_page, overview
+from usfan.cli.parse import build_parser, overview, parse
 from usfan.cli.settings import call, how_to_continue, read_settings
 from usfan.errors import ConfigError
 
@@ -27,7 +27,7 @@ from usfan.errors import ConfigError
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(overview())
+        print(overview(map(describe, COMMANDS.values())))
         return 0
     if words[0] == "--version":
         print(f"usfan {__version__}")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             raise unknown_command(name)
         if {"-h", "--help"} & set(words):
-            print(help_page(describe(COMMANDS[name])), flush=True)
+            print(build_parser(describe(COMMANDS[name])).format_help(), flush=True)
             return 0
         with stoppable(), quiet_threads():
             settings = parse_settings(name, words[1:])
@@ -59,8 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any]:
     """The settings of a command."""
-    from usfan.cli.parse import parse
-
     command = describe(COMMANDS[name])
     return read_settings(command, parse(command, words))
 
