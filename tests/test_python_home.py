@@ -157,6 +157,8 @@ def test_short_reprs(target):
     )
     assert repr(target).startswith("AdaptedModel(method u-sfan; result ")
     assert len(repr(target)) < 300
+    assert "&lt;d&gt;" in target._repr_html_()
+    assert "<d>" not in target._repr_html_()
     assert repr(target.passes) == "Passes(30 images before and after)"
     prediction = target.predict(np.zeros((5, 28, 28), np.uint8))
     assert repr(prediction).startswith("Prediction(5 images: 5 ")

@@ -258,7 +258,7 @@ def test_round_trip(tmp_path):
         ("mixing", "best", "mixing must be one of evidence, certainty, mean, learned"),
         ("method", 3, "method must be a short text"),
         ("classes", ["a", "b", "c"], "the sources must know the same classes"),
-        ("unknown_rule", 3, "unknown_rule must be a table or null"),
+        ("unknown_rule", 3, "unknown_rule: unknown rule: expected the fields"),
     ],
 )
 def test_a_folder_that_is_off(tmp_path, place, value, said):

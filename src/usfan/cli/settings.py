@@ -86,17 +86,12 @@ def read_config_file(command: Command, path: str, values: Settings) -> Settings:
     for name, reason in NOT_IN_A_FILE.items():
         if name in settings:
             raise ConfigError(f"--config {path}: {name} {reason}")
-    check_names(command, settings)
+    for name in settings:  # a setting that a method does not have is refused by the method
+        if name not in command.settings and "set" not in command.flags:
+            raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
     if "root" in values:
         check_paths(path, values["root"], settings, values)
     return settings
-
-
-def check_names(command: Command, settings: Settings) -> None:
-    """Refuse names that the command does not have; those of a method's settings the method refuses."""
-    for name in settings:
-        if name not in command.settings and "set" not in command.flags:
-            raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
 
 
 def check_paths(file: str, root: str, settings: Settings, values: Settings) -> None:

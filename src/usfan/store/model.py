@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,14 @@ class SourceModel:
     def __repr__(self) -> str:
         facts = "; ".join(f"{name} {fact}" for name, fact in self.facts().items())
         return f"{type(self).__name__}({facts})"
+
+    def _repr_html_(self) -> str:
+        """The facts as a table, in a notebook."""
+        rows = [
+            f"<tr><th>{name}</th><td>{html.escape(fact)}</td></tr>"
+            for name, fact in self.facts().items()
+        ]
+        return f"<table>{''.join(rows)}</table>"
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """Complete the features and logits of a pass by the figures of the uncertainty."""

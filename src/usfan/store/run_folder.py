@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import reprlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from usfan.files import (
 )
 from usfan.store.schema import JsonTable
 from usfan.tensor_file import open_tensors_in
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 CHECKPOINTS = "checkpoint"
 CONFIG = "config.yaml"
@@ -141,20 +145,19 @@ class RunFolder:
         self.path = Path(path)
         self.command = command
         self.config = {"command": command, **config}
-        self._writer: Any = None
-        self._lock = -1
+        self._exit = contextlib.ExitStack()
         self._new_paths: list[Path] = []
         if not writes:
-            self.folder = Folder(self.path)
+            self.folder = self._exit.enter_context(Folder(self.path))
             return
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file: --out names a folder")
         paths = (self.path / CONFIG, self.path / ".lock", self.path)
         new_paths = [path for path in paths if not path.exists()]
         must_be_writable(self.path)
-        self.folder = Folder(self.path, create=True)
+        self.folder = self._exit.enter_context(Folder(self.path, create=True))
         try:
-            self._lock = lock_folder(self.folder)
+            self._exit.callback(os.close, lock_folder(self.folder))
             self._new_paths = new_paths
             self._claim(resume)
         except BaseException:
@@ -222,13 +225,13 @@ class RunFolder:
         if len(finite):  # TensorBoard draws none of nothing
             self.writer.add_histogram(name, finite.numpy(), step)
 
-    @property
-    def writer(self) -> Any:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+    @functools.cached_property
+    def writer(self) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.path))
-        return self._writer
+        writer = SummaryWriter(str(self.path))
+        self._exit.callback(writer.close)
+        return writer
 
     def save_metrics(self, metrics: JsonTable) -> None:
         write_json(self.path / "metrics.json", metrics)
@@ -288,7 +291,6 @@ class RunFolder:
         hidden["command"] = self.command
         public = {name: hidden.get(name, value) for name, value in self.config.items()}
         write_yaml(self.path / CONFIG, public)
-        self._close_writer()
         for name in self.folder.names():
             if name.startswith("events.out.tfevents."):
                 self.folder.remove(name)
@@ -297,17 +299,8 @@ class RunFolder:
                 self.path / LOG, json.dumps({"event": "finished", "private": True}) + "\n"
             )
 
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
     def close(self) -> None:
-        self._close_writer()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        self.folder.close()
+        self._exit.close()
 
     def __enter__(self) -> RunFolder:
         return self

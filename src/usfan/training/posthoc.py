@@ -161,7 +161,7 @@ def small_side(data: ImageData) -> int | None:
 def check_weight_decay(settings: FitSettings, model: str) -> None:
     """Raise if the prior needs a weight decay that is unknown, before any image is decoded."""
     decay = settings.weight_decay
-    is_usable = isinstance(decay, (int, float)) and 0 < decay < math.inf
+    is_usable = type(decay) in (int, float) and 0 < float(decay or 0) < math.inf
     if settings.prior == "weight-decay" and not is_usable:
         what = "is not stored with" if decay is None else f"is {decay!r} for"
         raise ConfigError(
