@@ -40,7 +40,7 @@ from usfan.adaptation.methods import METHODS
 from usfan.adaptation.witness import testimony
 from usfan.config import RuntimeConfig
 from usfan.metrics.evaluate import score_outputs
-from usfan.store.model import load_model
+from usfan.store.model import SourceModel
 from usfan.training.source import train_source
 from usfan.workflow import adapt_model as adapt
 
@@ -148,7 +148,7 @@ def tune_target(job: tuple[Any, ...]) -> dict[str, Any] | None:
         "runtime": TUNED["runtime"],
         **group,
     }
-    adapted = adapt(load_model(folder), TUNED[target], **settings)
+    adapted = adapt(SourceModel.load(folder), TUNED[target], **settings)
     assert adapted.passes is not None
     scores = score_outputs(adapted.passes.after, TUNED[target].labels, adapted)  # type: ignore[arg-type]
     row = {

@@ -296,17 +296,16 @@ def report_runs(
     )
 
 
-def export(model: ModelSource, path: str | Path, *, tensors: bool = False) -> float:
+def export(model: ModelSource, path: str | Path) -> float:
     """Write the model as one ONNX graph. Returns the largest difference between onnxruntime's and our predictions.
 
     Args:
         model: A model, its folder or a Hub id.
         path: The file.
-        tensors: Whether the graph takes preprocessed images and returns features and logits.
     """
     from usfan.store.onnx import export_onnx
 
-    return export_onnx(as_model(model), Path(path), tensors=tensors)
+    return export_onnx(as_model(model), Path(path))
 
 
 def run_study(

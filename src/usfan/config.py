@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, TypeVar
 
 from usfan.config_checks import (
+    DAMPING,
     DROPOUT_RATES,
     MOST_MEMBERS,
     MOST_RATE,
@@ -36,7 +37,6 @@ VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 PRESETS = ("default", "paper", "shot")
 """Files in `usfan/presets`."""
 PRIOR = {"choices": ("evidence", "weight-decay"), "bounds": PRIORS}
-DAMPING = ("exact", "factored")
 
 
 def choice(default: T, *others: T) -> T:

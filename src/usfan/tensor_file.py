@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,6 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-
-Expected = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype by name."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -68,24 +65,20 @@ def open_tensors_in(folder: Folder, name: str) -> Iterator[Any]:
         raise ArtifactError(f"{problem}: {printable(error, 300)}") from None
 
 
-def check_header(
-    file: Path,
-    tensors: Any,
-    expected: Expected,
-) -> None:
-    """Names, shapes and dtypes, from the header alone."""
+def check_header(file: Path, tensors: Any, expected: Mapping[str, Tensor]) -> None:
+    """Names, shapes and dtypes, from the header alone. `expected` may be on torch's meta device."""
     names = set(tensors.keys())
-    for name, (shape, dtype) in expected.items():
+    for name, sketch in expected.items():
         if name not in names:
             raise ArtifactError(f"{file}: tensor {name!r} is missing")
         part = tensors.get_slice(name)
         stored = tuple(part.get_shape())
-        if stored != shape:
+        if stored != sketch.shape:
             words = f"shape {stored}" if len(stored) <= 8 else f"{len(stored)} dimensions"
-            raise ArtifactError(f"{file}: {name!r} has {words}, expected {shape}")
-        if DTYPES.get(part.get_dtype()) != dtype:
+            raise ArtifactError(f"{file}: {name!r} has {words}, expected {tuple(sketch.shape)}")
+        if DTYPES.get(part.get_dtype()) != sketch.dtype:
             raise ArtifactError(
-                f"{file}: {name!r} has type {part.get_dtype()}, expected {dtype}"
+                f"{file}: {name!r} has type {part.get_dtype()}, expected {sketch.dtype}"
             )
     extra = sorted(names - set(expected))
     if extra:

@@ -375,8 +375,7 @@ def member_path(folder: RunFolder | None, number: int) -> Path | None:
     if folder is None:
         return None
     name = MEMBER.format(number)
-    with folder.opened() as opened:
-        exists = opened.kind(name) != "missing"
+    exists = folder.folder.kind(name) != "missing"
     return folder.inside(name) if exists else folder.path / name
 
 

@@ -181,8 +181,8 @@ def test_a_config_file_of_aliases_is_refused_without_growing(tmp_path):
     with pytest.raises(ConfigError, match=r"laughs\.yaml: it holds an alias"):
         read_settings("methods", {"config": str(tmp_path / "laughs.yaml")})
     (tmp_path / "nested.yaml").write_text("epochs: [[1], {a: 2}]")
-    with pytest.raises(ConfigError, match="must be a value, or a list of values"):
-        read_settings("methods", {"config": str(tmp_path / "nested.yaml")})
+    with pytest.raises(ConfigError, match="epochs must be a whole number"):
+        read_settings("train", {"config": str(tmp_path / "nested.yaml")})
     bomb = yaml.safe_load((tmp_path / "laughs.yaml").read_text())["epochs"]
     for name in ("epochs", "method", "guard", "prior", "lr"):
         with pytest.raises(ConfigError, match=f"{name} must be") as caught:

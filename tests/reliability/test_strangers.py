@@ -194,9 +194,7 @@ def test_the_cache_of_the_hub_is_made_of_links(tmp_path, victim):
     assert SourceModel.load(snapshot).classes[0] == "a"
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(victim)
-    with pytest.raises(
-        ArtifactError, match=r"no config.json in it \(what has this name is a link\)"
-    ):
+    with pytest.raises(ArtifactError, match=r"config\.json: a link, not a regular file"):
         SourceModel.load(snapshot)
 
 
@@ -738,15 +736,10 @@ def test_logs_and_reports_hold_no_absolute_path(data, source, tmp_path):
     assert str(tmp_path) not in (run / "report.html").read_text()
 
 
-def test_the_curves_of_a_private_run_name_no_machine(data, source, tmp_path):
-    import socket
-
+def test_a_private_run_has_no_curves(data, source, tmp_path):
+    """The names of their files hold those of the machine and the process."""
     run = adapt_tiny(source, data[1], tmp_path / "run", "--private")
-    curves = [p.name for p in run.iterdir() if "tfevents" in p.name]
-    assert curves
-    assert not [
-        name for name in curves if socket.gethostname() in name or str(os.getpid()) in name
-    ]
+    assert not [path.name for path in run.iterdir() if "tfevents" in path.name]
 
 
 # 15

@@ -55,8 +55,8 @@ def test_image_folder_sorts_by_case_and_we_do_not(folder):
         usfan.attach_posterior(Colours(), folder, head="fc", spec=SPEC)
     assert raised.value.classes == ("Mug", "Zebra", "apple")
     assert str(raised.value) == (
-        "the class names are in another order than the model's outputs: 0 % of its predictions fit the labels of "
-        "photos, and 100 % do if capitals come first, as in torchvision's ImageFolder (Mug, Zebra, apple): pass "
+        "the class names are in another order than the model's outputs: 0 % of its predictions fit the labels, "
+        "and 100 % do if capitals come first, as in torchvision's ImageFolder (Mug, Zebra, apple): pass "
         "classes=sorted(names), or a file with the names in this order"
     )
     for data in (folder, ImageFolder(str(folder))):  # torchvision's own folder brings its order
@@ -105,17 +105,13 @@ def test_a_weights_file_takes_names(folder, tmp_path):
         timm.create_model("mobilenetv3_small_050", num_classes=4).state_dict(),
         tmp_path / "w.safetensors",
     )
-    args = (
-        str(tmp_path / "w.safetensors"),
-        "mobilenetv3_small_050",
-        usfan.ImageData(folder),
-        start_runtime(),
-        FitSettings(prior=1.0),
-    )
+    module = from_state_dict(str(tmp_path / "w.safetensors"), "mobilenetv3_small_050")
+    data = usfan.ImageData(folder)
     with pytest.raises(DataError, match="has 3 classes"):
-        from_state_dict(*args)
+        usfan.attach_posterior(module, data, prior=1.0)
     names = ["apple", "Mug", "Zebra", "pen"]  # one class more than the folder has images of
-    assert from_state_dict(*args, classes=names).classes == tuple(names)
+    model = usfan.attach_posterior(module, data, classes=names, prior=1.0)
+    assert model.classes == tuple(names)
 
 
 def confused(
@@ -159,5 +155,5 @@ def test_many_classes_are_told_in_one_line():
     with pytest.raises(
         ClassOrderError, match=r"output 3 is thing 7, 7 is thing 3: pass classes= in the order"
     ) as raised:
-        check_order(nn.functional.one_hot(predicted, 40).float(), labels, names, "photos")
+        check_order(nn.functional.one_hot(predicted, 40).float(), labels, names)
     assert raised.value.classes == tuple(names[k] for k in order)

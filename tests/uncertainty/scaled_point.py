@@ -59,5 +59,11 @@ class ScaledPoint(Uncertainty):
             posterior.weight, posterior.bias, tensors["losses"], float(settings["scale"] or 1)
         )
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         return (self.scale * self.logits(features) / temperature)[:, None]

@@ -10,6 +10,7 @@ from oracles.last_layer import last_layer, shifted
 from usfan.errors import UsfanError
 from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.ensemble import Ensemble, bootstrap_counts, train_head
+from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.mc_dropout import MCDropout
 from usfan.uncertainty.point import PointEstimate
 
@@ -18,9 +19,16 @@ D = 6
 N = 60
 LAYER = last_layer(N, D, K)
 FEATURES = shifted(LAYER.features, 7)
-ENSEMBLE = Ensemble.fit(
-    LAYER.features, LAYER.labels, LAYER.weight, LAYER.bias, 0.8, FitSettings(members=3, seed=4)
-)
+
+
+def trained_ensemble(bias: torch.Tensor | None = LAYER.bias, **settings: int) -> Ensemble:
+    """Trained on the layer's own features, under the prior precision 0.8."""
+    posterior = KroneckerPosterior.fit(LAYER.features, LAYER.logits, LAYER.weight, bias, 0.8)
+    fit = FitSettings(**settings)
+    return Ensemble.from_posterior(posterior, fit, LAYER.features, LAYER.labels)
+
+
+ENSEMBLE = trained_ensemble(members=3, seed=4)
 KINDS = {
     "point": PointEstimate(LAYER.weight, LAYER.bias),
     "mc-dropout": MCDropout(LAYER.weight, LAYER.bias, 0.3),
@@ -105,21 +113,12 @@ def test_members_are_trained_on_bootstraps_of_one_seed():
         torch.testing.assert_close(
             torch.cat([weight, bias[:, None]], dim=1), expected, rtol=1e-4, atol=1e-4
         )
-    again = Ensemble.fit(
-        LAYER.features,
-        LAYER.labels,
-        LAYER.weight,
-        LAYER.bias,
-        0.8,
-        FitSettings(members=3, seed=5),
-    )
+    again = trained_ensemble(members=3, seed=5)
     assert not torch.equal(again.member_weights, ENSEMBLE.member_weights)
 
 
 def test_without_a_bias():
-    own = Ensemble.fit(
-        LAYER.features, LAYER.labels, LAYER.weight, None, 0.8, FitSettings(members=2)
-    )
+    own = trained_ensemble(None, members=2)
     assert own.member_biases is None
     assert set(own.tensors()) == {"member_weights"}
     assert own.scaled_draws(FEATURES, 1.0, 128).shape == (7, 2, K)
@@ -141,16 +140,10 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(UsfanError, match="temperature must be positive"):
         KINDS["mc-dropout"].predictive(FEATURES, 0.0)
     for rate in (0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(UsfanError, match="must lie between 0 and 1"):
+        with pytest.raises(UsfanError, match="rate must lie between"):
             MCDropout(LAYER.weight, LAYER.bias, rate)
-    with pytest.raises(UsfanError, match="an ensemble has 2 to 64 members; got 1"):
-        Ensemble.fit(
-            LAYER.features, LAYER.labels, LAYER.weight, LAYER.bias, 1.0, FitSettings(members=1)
-        )
-    with pytest.raises(UsfanError, match="labels must be class indices"):
-        Ensemble.fit(
-            LAYER.features, LAYER.labels + 1, LAYER.weight, LAYER.bias, 1.0, FitSettings()
-        )
+    with pytest.raises(UsfanError, match="members must lie between 2 and 64; got 1"):
+        trained_ensemble(members=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,28 +71,16 @@ def check_dense(theta: torch.Tensor, features: torch.Tensor) -> None:
     )
 
 
-def test_factors_add_over_batches():
+def test_factors_of_many_samples_are_summed_in_parts(monkeypatch):
     layer = last_layer(500, 6, 4)
-    whole = batch_factors(layer.features, layer.logits, bias=True, labels=layer.labels)
-    parts = [
-        batch_factors(
-            layer.features[rows], layer.logits[rows], bias=True, labels=layer.labels[rows]
-        )
-        for rows in torch.arange(500).split(128)
-    ]
-    total = sum(parts[1:], parts[0])
-    torch.testing.assert_close(total.A, whole.A, rtol=1e-12, atol=0)
-    torch.testing.assert_close(total.B, whole.B, rtol=1e-12, atol=1e-12)
-    assert total.count == 500
-    assert total.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
-
-
-def test_a_batch_without_labels_leaves_no_likelihood():
-    layer = last_layer(20, 3, 3)
-    labelled = batch_factors(layer.features, layer.logits, bias=True, labels=layer.labels)
-    assert (
-        labelled + batch_factors(layer.features, layer.logits, bias=True)
-    ).log_likelihood is None
+    given = (layer.features, layer.logits)
+    whole = batch_factors(*given, bias=True, labels=layer.labels)
+    monkeypatch.setattr("usfan.uncertainty.fit.CHUNK", 128)
+    parts = batch_factors(*given, bias=True, labels=layer.labels)
+    torch.testing.assert_close(parts.A, whole.A, rtol=1e-12, atol=0)
+    torch.testing.assert_close(parts.B, whole.B, rtol=1e-12, atol=1e-12)
+    assert parts.count == 500
+    assert parts.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
 
 
 @pytest.mark.parametrize("margin", [4.0, 12.0, 20.0])

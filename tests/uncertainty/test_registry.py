@@ -70,7 +70,7 @@ def test_draws_in_a_graph(model, tmp_path):
     from usfan.store.onnx import export_onnx
 
     loaded = usfan.SourceModel.load(model)
-    assert export_onnx(loaded, tmp_path / "model.onnx", tensors=True) < 1e-3
+    assert export_onnx(loaded, tmp_path / "model.onnx") < 1e-3
 
 
 def test_checked_before_it_is_read(model, data, tmp_path, capsys):

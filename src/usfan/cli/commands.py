@@ -328,7 +328,6 @@ def export(
     /,
     *,
     onnx: str,
-    tensors: bool = False,
     uncertainty: Uncertainty = "auto",
     module: str | None = None,
     computing: flags.Device = HERE,
@@ -337,18 +336,16 @@ def export(
 
     Args:
         onnx: Output file (required).
-        tensors: The graph takes preprocessed images and returns features and logits.
     """
     from usfan.cli.edges import load_model, must_be_a_file
     from usfan.progress import console, say
-    from usfan.store.onnx import OUTPUTS, TENSOR_OUTPUTS, export_onnx
+    from usfan.store.onnx import OUTPUTS, export_onnx
 
     must_be_a_file(Path(onnx), "--onnx")
     classifier = load_model(model, module, uncertainty)
     with console.status("exporting: the graph is written, and compared with onnxruntime"):
-        difference = export_onnx(classifier, Path(onnx), tensors=tensors)
-    outputs = ", ".join(TENSOR_OUTPUTS if tensors else OUTPUTS)
-    say(f"{onnx}: {outputs}; onnxruntime agrees to {difference:.1e}")
+        difference = export_onnx(classifier, Path(onnx))
+    say(f"{onnx}: {', '.join(OUTPUTS)}; onnxruntime agrees to {difference:.1e}")
 
 
 def methods(name: str | None = None, /, *, computing: flags.Device = HERE) -> None:
@@ -419,18 +416,11 @@ def reproduce(
     run_benchmark(benchmark, dict(settings), runtime, dataclasses.asdict(computing))
 
 
-def completion(
-    shell: Literal["bash", "zsh", "fish"], /, *, computing: flags.Device = HERE
-) -> None:
-    """Print shell completion of commands, flags and values.
-
-    Args:
-        shell: Which shell.
-    """
+def completion(*, computing: flags.Device = HERE) -> None:
+    """Print a script for Tab completion of commands, flags and values in bash; zsh takes it after bashcompinit."""
     from usfan.cli.parse import completion_script
 
-    commands = [flags.describe(function) for function in COMMANDS.values()]
-    print(completion_script(commands, shell))
+    print(completion_script([flags.describe(function) for function in COMMANDS.values()]))
 
 
 FUNCTIONS = (

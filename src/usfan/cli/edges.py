@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -67,17 +67,14 @@ def load_module(name: str | None) -> nn.Module | None:
     """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
     if name is None:
         return None
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ConfigError(f"--module {name}: write MODULE:FUNCTION, such as my_networks:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        make = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--module {name}: there is no module {error.name}") from None
-    except AttributeError:
-        raise ConfigError(f"--module {name}: {module} has no {function}") from None
+        if ":" not in name:
+            raise ValueError("write MODULE:FUNCTION, such as my_networks:make")
+        make = pkgutil.resolve_name(name)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--module {name}: {error}") from None
     network = make()
     from torch import nn
 
@@ -112,12 +109,15 @@ def fit_model(
     """Fit a posterior to this model: a folder says what its network is, a state dict does not."""
     from usfan.data.lists import read_classes
     from usfan.store.model import SourceModel
-    from usfan.training.posthoc import from_state_dict, refit_posterior
+    from usfan.training.posthoc import attach_posterior, from_state_dict, refit_posterior
 
     names = None if classes is None else read_classes(classes)
     options: dict[str, Any] = {"classes": names, "progress": progress}
     if not Path(model).is_dir():
-        return from_state_dict(model, backbone, images, runtime, settings, head=head, **options)
+        module = from_state_dict(model, backbone, head)
+        return attach_posterior(
+            module, images, head, runtime=runtime, settings=settings, **options
+        )
     if backbone is not None or head is not None:
         raise ConfigError(
             f"{model} is a model folder, which says what its network is: leave --backbone and --head out"
@@ -177,41 +177,15 @@ def say_adapted(
     *,
     private: bool,
 ) -> None:
-    """The outcome of `adapt`."""
+    """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
     from usfan.files import read_json
+    from usfan.metrics.changes import describe_changes
     from usfan.store.model import MixtureModel
 
     say_skipped(images, logged=not private)
     if isinstance(model, MixtureModel):
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
         say(f"mixed by {model.mixing}: {', '.join(weights)}")
-    say_changes(out, data, model, module)
-    say_figures(read_json(Path(out, "metrics.json")), out)
-
-
-def describe_labels(labels: dict[str, Any]) -> str:
-    """How many labels the user gave, in a few words."""
-    images = "image" if labels["count"] == 1 else "images"
-    return f"{labels['count']} {images} of {labels['classes']} classes"
-
-
-def say_figures(metrics: dict[str, Any], out: str) -> None:
-    """Figures before and after, if there are labels."""
-    if "labels" in metrics:
-        say(f"labels: {describe_labels(metrics['labels'])}")
-    if "after" not in metrics:
-        return
-    figures = {}
-    for name in ("accuracy", "ece", "hos"):
-        for moment in ("before", "after"):
-            figures[f"{name} {moment}"] = metrics[moment].get(name)
-    print_metrics(figures, out)
-
-
-def say_changes(out: str, data: str, model: Any, module: str | None = None) -> None:
-    """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
-    from usfan.metrics.changes import describe_changes
-
     history = model.history
     say(
         f"{out}: the model, adapted by {model.method}"
@@ -232,3 +206,18 @@ def say_changes(out: str, data: str, model: Any, module: str | None = None) -> N
     option = "" if module is None else f" --module {shlex.quote(module)}"
     say(f"next: usfan predict {folder} {shlex.quote(data)} --out predictions.csv{option}")
     say(f"      usfan report {folder}")
+    say_figures(read_json(Path(out, "metrics.json")), out)
+
+
+def say_figures(metrics: dict[str, Any], out: str) -> None:
+    """Figures before and after, if there are labels."""
+    if "labels" in metrics:
+        labels = metrics["labels"]
+        say(f"labels: {labels['count']} images of {labels['classes']} classes")
+    if "after" not in metrics:
+        return
+    figures = {}
+    for name in ("accuracy", "ece", "hos"):
+        for moment in ("before", "after"):
+            figures[f"{name} {moment}"] = metrics[moment].get(name)
+    print_metrics(figures, out)

@@ -28,10 +28,6 @@ class Stopped(KeyboardInterrupt):
         super().__init__()
         self.number = number
 
-    @property
-    def code(self) -> int:
-        return 128 + self.number
-
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
@@ -98,9 +94,9 @@ def exit_code(program: str, error: BaseException, advice: str = "") -> int | Non
     """Print the error in one line, and return the exit code; None for a fault of the program, which shows its
     traceback. `advice` is the end of the line for a run that was interrupted."""
     if isinstance(error, KeyboardInterrupt):
-        terminated = isinstance(error, Stopped) and error.number == signal.SIGTERM
-        say(f"{program}: {'terminated' if terminated else 'interrupted'}{advice}")
-        return error.code if isinstance(error, Stopped) else 130
+        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        say(f"{program}: {'terminated' if number == signal.SIGTERM else 'interrupted'}{advice}")
+        return 128 + number
     if isinstance(
         error, BrokenPipeError
     ):  # as in `usfan … | head -1`: the reader has seen enough

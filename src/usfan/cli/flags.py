@@ -12,16 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    TypedDict,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from usfan.config import AdaptConfig, RuntimeConfig, TrainConfig, choice, number
 from usfan.config_checks import MOST_SEED
@@ -96,22 +87,19 @@ def fields(kind: type, title: str, *names: str, without: Iterable[str] = ()) -> 
     return [flags[name] for name in names or flags if name not in without]
 
 
-def group(*parts: list[Flag], hidden: type | None = None) -> type:
-    """A group of flags, as a type that the parser reads. The fields of `hidden` have no flags, but may stand in a
-    config file and in --set."""
-    kinds: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Group:
+    """The annotation of a parameter that holds several flags."""
+
+    flags: list[Flag]
+    hidden: tuple[Field[Any], ...]
+    """Fields that have no flags, but may stand in a config file and in --set."""
+
+
+def group(*parts: list[Flag], hidden: type | None = None) -> Group:
+    """These flags, and the fields of `hidden` without flags."""
     flags = [flag for part in parts for flag in part]
-    for flag in flags:
-        kinds[flag.name] = list[str] if flag.several else str
-        if flag.choices:
-            kinds[flag.name] = Literal[flag.choices]
-        if flag.switch:
-            kinds[flag.name] = bool
-    create: Any = TypedDict
-    result = create("Flags", kinds, total=False)
-    result.flags = flags
-    result.hidden = dataclasses.fields(hidden) if hidden else ()
-    return cast(type, result)
+    return Group(flags, dataclasses.fields(hidden) if hidden else ())
 
 
 @dataclass(frozen=True)
@@ -121,8 +109,6 @@ class Command:
     function: Callable[..., None]
     summary: str
     flags: dict[str, Flag]
-    groups: list[Any]
-    """The types of parameters that are groups of flags."""
     hidden: dict[str, Field[Any]]
     """Fields that may stand in a config file and in --set, also without a flag."""
 
@@ -143,11 +129,10 @@ def describe(function: Callable[..., None]) -> Command:
     summary, _, arguments = (function.__doc__ or "").partition("Args:")
     docs = {name: (metavar, text) for name, metavar, text in ARGUMENT.findall(arguments)}
     hints = get_type_hints(function)
-    command = Command(function, " ".join(summary.split()), {}, [], {})
+    command = Command(function, " ".join(summary.split()), {}, {})
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints[name]
-        if hasattr(hint, "flags"):
-            command.groups.append(hint)
+        if isinstance(hint, Group):
             command.flags.update((flag.name, flag) for flag in hint.flags)
             command.hidden.update((item.name, item) for item in hint.hidden)
         else:
@@ -229,28 +214,32 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What `study` compares."""
+    """What `study` compares, and `reproduce` repeats."""
 
+    data: str | None = None
+    """Folder of the data set."""
     methods: list[str] | None = None
-    """Methods to compare; by default those of the paper, and u-sfan++ if the backbone is pretrained."""
+    """Methods to run; by default those of the paper, and u-sfan++ on your own data if the backbone is pretrained."""
     seeds: list[int] | None = None
-    """Random seeds; by default 0 1 2."""
+    """Random seeds; by default 0 1 2, or for benchmarks 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
     pairs: list[str] | None = None
     """Run only these pairs of domains."""
-    out: str = "runs/study"
-    """Run folder."""
+    out: str | None = None
+    """Run folder; by default runs/study or runs/BENCHMARK."""
     ray: str | None = None
     """Run cells in parallel with Ray: the address of a cluster, or local."""
-    backbone: str | None = TrainConfig.backbone
-    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
+    backbone: str | None = None
+    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model; by default resnet50, or the benchmark's own."""
     pretrained: str = TrainConfig.pretrained
     """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
     source_epochs: int | None = None
     """Epochs of the source training; set its other settings by --set source_NAME=VALUE."""
     guard: bool | None = None
     """Keep the source model if adaptation seems to have done harm. Default: off."""
+    allow_counts: bool = False
+    """Accept a data set with other numbers of images."""
     allow_classes: bool = False
-    """Keep only the classes that all domains share."""
+    """Accept missing classes: keep those that all domains share."""
     seed: int | None = None
     """One seed, instead of --seeds."""
     share: float = 0.5
@@ -259,43 +248,23 @@ class StudyOptions:
     """CPU threads per cell; with Ray also the cores per cell (default 1)."""
 
 
-@dataclass(frozen=True)
-class ReproduceOptions(StudyOptions):
-    """What `reproduce` repeats."""
-
-    data: str | None = None
-    """Folder of the data set."""
-    methods: list[str] | None = None
-    """Methods to run; by default those of the paper."""
-    seeds: list[int] | None = None
-    """By default 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
-    out: str | None = None  # type: ignore[assignment]
-    """Run folder; by default runs/BENCHMARK."""
-    backbone: str | None = None
-    """Network to use instead of the benchmark's own."""
-    allow_counts: bool = False
-    """Accept a data set with other numbers of images."""
-    allow_classes: bool = False
-    """Accept a data set with missing classes."""
-
-
 ADAPTATION = ("batch_size", "lr", "tune", "witness", "uncertainty")
 """Fields of `AdaptConfig` that have flags. The others are given with --set, or in a config file."""
 
 
-def study_group(kind: type, common: list[str], data: list[str]) -> type:
+def study_group(common: list[str], data: list[str]) -> Group:
     """Flags of the two commands that run pairs × methods × seeds."""
     title = "Adaptation"
     return group(
-        fields(kind, "Common", *common),
-        fields(kind, "Source models", "backbone", "pretrained", "source_epochs"),
+        fields(StudyOptions, "Common", *common),
+        fields(StudyOptions, "Source models", "backbone", "pretrained", "source_epochs"),
         fields(AdaptConfig, title, "setting", "epochs", "preset"),
-        fields(kind, title, "guard"),
+        fields(StudyOptions, title, "guard"),
         fields(AdaptOptions, title, "open_set", "partial_set"),
         fields(AdaptConfig, title, *ADAPTATION),
         fields(AdaptOptions, title, "set"),
-        fields(kind, "Data", *data),
-        fields(kind, COMPUTING, "seed", "share", "threads"),
+        fields(StudyOptions, "Data", *data),
+        fields(StudyOptions, COMPUTING, "seed", "share", "threads"),
         hidden=AdaptConfig,
     )
 
@@ -329,10 +298,8 @@ else:
         hidden=AdaptConfig,
     )
     common = ["methods", "seeds", "pairs", "out", "ray"]
-    StudyFlags = study_group(StudyOptions, common, ["allow_classes"])
-    ReproduceFlags = study_group(
-        ReproduceOptions, ["data", *common], ["allow_counts", "allow_classes"]
-    )
+    StudyFlags = study_group(common, ["allow_classes"])
+    ReproduceFlags = study_group(["data", *common], ["allow_counts", "allow_classes"])
     every = fields(EveryCommand, COMPUTING)
     last = fields(EveryCommand, COMPUTING, without=["seed"])
     Device = group(fields(RuntimeConfig, COMPUTING, "device"), every)

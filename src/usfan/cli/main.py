@@ -1,6 +1,6 @@
 """The command line. Parsing imports nothing heavy; a command imports what it needs when it runs.
 
-A command is a function (`commands`), and its arguments are those of the function (`flags`); cyclopts parses them
+A command is a function (`commands`), and its arguments are those of the function (`flags`); argparse reads them
 (`parse`). A YAML file given with --config holds the same names; flags override it (`settings`).
 Exit codes: `usfan.cli.ending`.
 """
@@ -19,15 +19,15 @@ from usfan.budget import budget
 from usfan.cli.commands import COMMANDS
 from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, stoppable
 from usfan.cli.flags import describe
-from usfan.cli.help import help_page, overview
+from usfan.cli.parse import build_parser, overview, parse
 from usfan.cli.settings import call, how_to_continue, read_settings
-from usfan.errors import ConfigError, printable
+from usfan.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(overview())
+        print(overview(map(describe, COMMANDS.values())))
         return 0
     if words[0] == "--version":
         print(f"usfan {__version__}")
@@ -41,13 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in COMMANDS:
             raise unknown_command(name)
         if {"-h", "--help"} & set(words):
-            print(help_page(describe(COMMANDS[name])), flush=True)
+            print(build_parser(describe(COMMANDS[name])).format_help(), flush=True)
             return 0
         with stoppable(), quiet_threads():
             settings = parse_settings(name, words[1:])
-            if settings is not None:
-                with budget(settings.pop("budget", 1.0)):
-                    call(describe(COMMANDS[name]), settings)
+            with budget(settings.pop("budget", 1.0)):
+                call(describe(COMMANDS[name]), settings)
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         advice = "" if settings is None else how_to_continue(name, settings)
@@ -58,19 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any] | None:
-    """The settings of a command; None if the run that they name is finished."""
-    from usfan.cli.parse import parse
-
+def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """The settings of a command."""
     command = describe(COMMANDS[name])
-    try:
-        values = parse(command, words)
-    except ConfigError as error:
-        raise ConfigError(f"{error} (see usfan {name} --help)") from None
-    settings = read_settings(command, values)
-    if settings is None:
-        print(printable(f"{values['out']} is finished already"), file=sys.stderr)
-    return settings
+    return read_settings(command, parse(command, words))
 
 
 def unknown_command(name: str) -> ConfigError:

@@ -1,86 +1,161 @@
-"""From words to settings, with cyclopts, which only this module uses."""
+"""From words to settings, and help pages: a parser for each command, made from its flags."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-from cyclopts import (
-    App,
-    ArgumentCollection,
-    CycloptsError,
-    Parameter,
-    Token,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+import argparse
+import difflib
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from usfan.cli.flags import Command, Flag
 from usfan.errors import ConfigError
 
-STDIN = "\0-"
-"""Stands for -, which cyclopts takes for an option."""
+TEXT_COLUMN = 24
+"""Where the texts of a help page begin."""
+PAGE_WIDTH = 110
+COMPLETION = """\
+_usfan() {{
+  local words
+  case "${{COMP_WORDS[1]}} $3" in
+{cases}
+    *) words='{commands}' ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$2"))
+}}
+complete -o default -F _usfan usfan
+"""
+
+
+class Page(argparse.RawDescriptionHelpFormatter):
+    """A help page that breaks no word at its hyphen."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, PAGE_WIDTH)
+        super().__init__(prog, max_help_position=TEXT_COLUMN, width=width)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Texts as they are: `usfan.config.convert` reads them, as it reads a config file. What is required may also be in
+    the config file, or in the run to continue."""
+
+    def __init__(self, description: str, epilog: str) -> None:
+        super().__init__(
+            usage=argparse.SUPPRESS,
+            description=description,
+            epilog=epilog,
+            formatter_class=Page,
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def parse(command: Command, words: Sequence[str]) -> dict[str, Any]:
     """The values that the words give, as texts. ConfigError for words that the command does not take."""
-    app = build_app([command])
-    words = [STDIN if word == "-" else word for word in words]
     try:
-        _, bound, _ = app.parse_args(
-            [command.name, *words], exit_on_error=False, print_error=False, verbose=False
+        known, rest = build_parser(command).parse_known_intermixed_args(words)
+        if rest:
+            raise unknown_word(rest, command)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (see usfan {command.name} --help)") from None
+    values = vars(known)
+    if "source" in values:  # of several words the last one is the data
+        *values["source"], values["data"] = values["source"]
+    return {name: value for name, value in values.items() if value != []}
+
+
+def build_parser(command: Command) -> Parser:
+    flags = command.flags.values()
+    parser = Parser(
+        f"Usage: usfan {command.name} {usage(flags)}\n\n{command.summary}",
+        "Every command also takes --budget N, which raises limits (see usfan --help).",
+    )
+    groups: dict[str, Any] = {}
+    for flag in flags:
+        title = "Arguments" if flag.positional else flag.title
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(
+            flag.name if flag.positional else flag.option, **options(flag)
         )
-    except CycloptsError as error:
-        raise ConfigError(explain(error, command)) from None
-    values: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        values |= value if isinstance(value, dict) else {name: value}
-    return values
+    return parser
 
 
-def build_app(commands: Iterable[Command]) -> App:
-    flag = Parameter(
-        negative="", allow_repeating=True, consume_multiple=True, converter=read_texts
+def options(flag: Flag) -> dict[str, Any]:
+    """A flag in the words of argparse."""
+    result: dict[str, Any] = {"help": help_text(flag)}
+    if flag.switch:
+        return {**result, "action": "store_true"}
+    result["metavar"] = flag.metavar
+    if flag.positional:
+        result["nargs"] = "*" if flag.several else "?"
+        return result
+    if flag.choices:
+        result["metavar"] = "|".join(flag.choices)
+    if flag.several:
+        result |= {"action": "extend", "nargs": "+"}
+    return result
+
+
+def help_text(flag: Flag) -> str:
+    if flag.name == "budget":
+        return argparse.SUPPRESS
+    text = flag.text.replace("%", "%%")
+    default = "on" if flag.field.default is True else flag.field.default
+    if default is None or flag.switch or flag.positional:
+        return text
+    return f"{text} Default: {default}."
+
+
+def usage(flags: Iterable[Flag]) -> str:
+    """Positional arguments, then what else is required."""
+    words = []
+    for flag in flags:
+        value = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
+        if not flag.positional:
+            words += [f"{flag.option} {value}"] if flag.required else []
+        elif flag.several:
+            words.append(f"{value} [{value} …]")
+        else:
+            words.append(value if flag.required else f"[{value}]")
+    return " ".join([*words, "[OPTIONS]"])
+
+
+def overview(commands: Iterable[Command]) -> str:
+    """The help of the program."""
+    page = Parser(
+        "Usage: usfan COMMAND [ARGUMENTS]\n\n"
+        "Adapt a trained image classifier to unlabelled images from a new domain.",
+        "Every command takes --budget N, a factor on the limits of memory and time that a model or a file may use.\n"
+        "usfan COMMAND --help lists the arguments of a command; usfan --version prints the version.",
     )
-    app = App(
-        name="usfan",
-        help_flags="--help",
-        version_flags=[],
-        help_format="plaintext",
-        default_parameter=flag,
-        config=require_nothing,
-    )
+    group = page.add_argument_group("Commands")
     for command in commands:
-        for flags in command.groups:
-            Parameter(name="*")(flags)
-        app.command(command.function)
-    return app
+        group.add_argument(command.name, help=command.summary)
+    return page.format_help()
 
 
-def read_texts(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Texts as they are: `usfan.config.convert` reads them, as it reads a config file."""
-    texts = ["-" if token.value == STDIN else token.value for token in tokens]
-    return texts if "list[" in str(kind) else texts[0]
-
-
-def require_nothing(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """A required argument may also be in the config file, or in the run to continue."""
-    for argument in arguments:
-        argument.field_info.required = False
-
-
-def explain(error: CycloptsError, command: Command) -> str:
+def unknown_word(words: Sequence[str], command: Command) -> ConfigError:
     """One line. A setting that has no flag in this command is shown with --set."""
-    if isinstance(error, UnknownOptionError) and "set" in command.flags:
-        option = (error.token.keyword or error.token.value).partition("=")[0]
-        name = option.lstrip("-").replace("-", "_")
-        if name in command.hidden or is_method_setting(name):
-            return f"{option} has no flag: give it as --set {name}=VALUE"
-    if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument: {ascii((error.unused_tokens or [''])[0])[:80]}"
-    text = str(error).rstrip(".")
-    return text[:1].lower() + text[1:500]
+    unknown = [word for word in words if word.startswith("-")]
+    if not unknown:
+        return ConfigError(f"unexpected argument: {ascii(words[0])[:80]}")
+    option = unknown[0].partition("=")[0]
+    name = option.lstrip("-").replace("-", "_")
+    if "set" in command.flags and (name in command.hidden or is_method_setting(name)):
+        return ConfigError(f"{option} has no flag: give it as --set {name}=VALUE")
+    known = [flag.option for flag in command.flags.values() if not flag.positional]
+    near = difflib.get_close_matches(option[:80], known, n=1)
+    hint = f". Did you mean {near[0]}?" if near else ""
+    return ConfigError(f"unknown option: {option[:80]}{hint}")
 
 
 def is_method_setting(name: str) -> bool:
@@ -89,24 +164,16 @@ def is_method_setting(name: str) -> bool:
     return any(name in method.settings() for method in METHODS.values())
 
 
-def completion_script(commands: Iterable[Command], shell: str) -> str:
-    """Completes commands, flags and values of few choices."""
-    commands = list(commands)
-    with contextlib.ExitStack() as stack:
-        for command in commands:
-            stack.enter_context(documented(command.function, command.flags.values()))
-            for flags in command.groups:
-                stack.enter_context(documented(flags, flags.flags))
-        return build_app(commands).generate_completion(shell=shell)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def documented(item: Any, flags: Iterable[Flag]) -> Iterator[None]:
-    """The texts of flags in a docstring, where cyclopts looks for them."""
-    docstring = item.__doc__
-    lines = [f"    {flag.name}: {flag.text}" for flag in flags]
-    item.__doc__ = "\n".join(["Flags.", "", "Args:", *lines])
-    try:
-        yield
-    finally:
-        item.__doc__ = docstring
+def completion_script(commands: Sequence[Command]) -> str:
+    """Completes commands, flags and values of few choices, in bash and in zsh's bashcompinit."""
+    cases = []
+    for command in commands:
+        words: list[str] = []
+        for flag in command.flags.values():
+            words += flag.choices if flag.positional else [flag.option]
+            if flag.choices and not flag.positional:
+                values = " ".join(flag.choices)
+                cases.append(f"    '{command.name} {flag.option}') words='{values}' ;;")
+        cases.append(f"    '{command.name} '*) words='{' '.join(words)}' ;;")
+    names = " ".join(command.name for command in commands)
+    return COMPLETION.format(cases="\n".join(cases), commands=names)

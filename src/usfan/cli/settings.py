@@ -8,7 +8,6 @@ import inspect
 import os
 import reprlib
 import shlex
-from collections import OrderedDict
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -34,23 +33,17 @@ PATHS = ("cache", "pretrained", "out", "data", "classes", "labels")
 """Settings that name files. With --root, those of a config file may not leave it."""
 
 
-def read_settings(command: Command, values: Settings) -> Settings | None:
-    """The settings of a command, checked as far as can be without the model. None if the user asks for no more than a
-    finished run whose settings are withheld."""
+def read_settings(command: Command, values: Settings) -> Settings:
+    """The settings of a command, checked as far as can be without the model."""
     values = dict(values)
     path = values.pop("config", None)
-    pairs = read_pairs(command, values.pop("set", []))
-    for name in sorted(pairs.keys() & values.keys()):
-        raise ConfigError(f"{name} is given twice: as a flag, and with --set")
+    pairs = read_pairs(values.pop("set", []))
     settings = {} if path is None else read_config_file(command, path, values)
     settings = check_settings(command, {**settings, **pairs, **values})
-    finished = False
     if settings.get("resume") and "out" in settings:
-        settings, finished = resume_settings(command, settings)
+        settings = resume_settings(command, settings)
     for flag in command.flags.values():
         if flag.required and flag.name not in settings:
-            if finished:
-                return None
             name = flag.metavar if flag.positional else flag.option
             raise ConfigError(
                 f"{name} is missing: give it, or put it into the --config file (see --help)"
@@ -58,21 +51,14 @@ def read_settings(command: Command, values: Settings) -> Settings | None:
     return settings
 
 
-def read_pairs(command: Command, pairs: list[str]) -> Settings:
-    """NAME=VALUE pairs as settings."""
+def read_pairs(pairs: list[str]) -> Settings:
+    """NAME=VALUE pairs as settings; of a name given twice the last counts, as for flags."""
     settings: Settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        name = name.replace("-", "_")
         if not equals or not name:
             raise ConfigError(f"--set {reprlib.repr(pair)}: write NAME=VALUE")
-        if name in settings:
-            raise ConfigError(f"--set gives {name} twice")
-        if name in command.flags and name not in command.hidden:
-            raise ConfigError(
-                f"--set {name}: is a flag of its own, {command.flags[name].option}"
-            )
-        settings[name] = value
+        settings[name.replace("-", "_")] = value
     return settings
 
 
@@ -89,10 +75,6 @@ def read_config_file(command: Command, path: str, values: Settings) -> Settings:
         raise ConfigError(f"--config {path}: must hold names and values")
     settings = {}
     for key, value in (content or {}).items():
-        elements = value if isinstance(value, list) else [value]
-        if any(isinstance(element, dict | list | set) for element in elements):
-            name = reprlib.repr(key)
-            raise ConfigError(f"--config {path}: {name} must be a value, or a list of values")
         if value is not None and value != WITHHELD:
             settings[str(key).replace("-", "_")] = value
     file_command = settings.pop("command", command.name)
@@ -104,17 +86,12 @@ def read_config_file(command: Command, path: str, values: Settings) -> Settings:
     for name, reason in NOT_IN_A_FILE.items():
         if name in settings:
             raise ConfigError(f"--config {path}: {name} {reason}")
-    check_names(command, settings)
+    for name in settings:  # a setting that a method does not have is refused by the method
+        if name not in command.settings and "set" not in command.flags:
+            raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
     if "root" in values:
         check_paths(path, values["root"], settings, values)
     return settings
-
-
-def check_names(command: Command, settings: Settings) -> None:
-    """Refuse names that the command does not have; those of a method's settings the method refuses."""
-    for name in settings:
-        if name not in command.settings and "set" not in command.flags:
-            raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
 
 
 def check_paths(file: str, root: str, settings: Settings, values: Settings) -> None:
@@ -150,56 +127,43 @@ def read_value(item: Field[Any], value: Any) -> Any:
     return convert(item, value)
 
 
-def resume_settings(command: Command, settings: Settings) -> tuple[Settings, bool]:
-    """The settings of the run in --out, and whether it has ended. The user's own settings must agree with them."""
+def resume_settings(command: Command, settings: Settings) -> Settings:
+    """Those of the run in --out, and the user's on top. `RunFolder` refuses the user's if they differ."""
     from usfan.cli.parse import is_method_setting
-    from usfan.store.run_folder import differences, read_run_config
+    from usfan.store.run_folder import read_run_config
 
-    out = Path(settings["out"])
-    before = read_run_config(out)
-    if before is None:
-        return settings, False
+    before = read_run_config(Path(settings["out"])) or {}
     if "setting" in command.settings:
         from usfan.adaptation.plan import expand_short_forms
 
         settings = expand_short_forms(settings)
-    now = {"command": command.name, **settings}
-    for name in ("out", "resume", "dry_run", "module", "budget"):
-        now.pop(name, None)
-    if len(now.get("source", ())) == 1:
-        now["source"] = now["source"][0]
-    changes = differences(now, before)
-    if changes:
-        raise ConfigError(
-            f"{out} holds a run with other settings ({printable(', '.join(changes), 600)}): "
-            "leave these flags out to continue it, or choose another --out"
-        )
-    stored = {name: value for name, value in before.items() if value not in (None, WITHHELD)}
-    for name in ("command", *NOT_IN_A_FILE):
-        stored.pop(name, None)
-    check_names(command, stored)
-    for name in stored.keys() - command.settings.keys():
-        if not is_method_setting(name):
-            raise ConfigError(
-                f"{out} has a setting '{printable(name, 80)}' that this version does not know: it was begun by "
-                "another version; choose another --out"
-            )
-    return check_settings(command, {**stored, **settings}), (out / "metrics.json").is_file()
+    if before.get("command") != command.name:
+        return settings
+    stored = {}
+    same_method = settings.get("method") in (None, before.get("method"))
+    for name, value in before.items():
+        is_known = name in command.settings or (same_method and is_method_setting(name))
+        if is_known and name not in NOT_IN_A_FILE and value not in (None, WITHHELD):
+            stored[name] = value
+    return check_settings(command, {**stored, **settings})
 
 
 def call(command: Command, settings: Settings) -> None:
     """Run a command. Its parameter `computing` gets the fields of `RuntimeConfig`, `settings` what no other takes."""
-    signature = inspect.signature(command.function)
     rest = dict(settings)
-    names = signature.parameters.keys() & command.flags.keys() & settings.keys()
-    arguments = {name: rest.pop(name) for name in names}
-    if "computing" in signature.parameters:
-        names = {item.name for item in dataclasses.fields(RuntimeConfig)} & rest.keys()
-        arguments["computing"] = RuntimeConfig(**{name: rest.pop(name) for name in names})
-    if "settings" in signature.parameters:
-        arguments["settings"] = rest
-    bound = inspect.BoundArguments(signature, OrderedDict(arguments))
-    command.function(*bound.args, **bound.kwargs)
+    positional = []
+    named: Settings = {}
+    for name, parameter in inspect.signature(command.function).parameters.items():
+        if name == "settings":
+            named[name] = rest  # what the other parameters leave in it
+        elif name == "computing":
+            fields = {item.name for item in dataclasses.fields(RuntimeConfig)} & rest.keys()
+            named[name] = RuntimeConfig(**{field: rest.pop(field) for field in fields})
+        elif name in rest and parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(rest.pop(name))
+        elif name in rest:
+            named[name] = rest.pop(name)
+    command.function(*positional, **named)
 
 
 def how_to_continue(name: str, settings: Settings) -> str:

@@ -211,33 +211,27 @@ def small_backbone(name: str, pretrained: str, channels: int | None) -> Backbone
 def suggest(name: str) -> str:
     import timm
 
-    known = [*SMALL_BACKBONES, *timm.list_models()]
-    near = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-    return (
-        f"did you mean {', '.join(near)}?" if near else "see timm.list_models() for the names"
-    )
+    near = difflib.get_close_matches(name, [*SMALL_BACKBONES, *timm.list_models()], n=4)
+    if not near:
+        return "see timm.list_models() for the names"
+    return f"did you mean {', '.join(near)}?"
 
 
 def probe_features(model: nn.Module, spec: InputSpec) -> int:
-    was_training = model.training
-    model.eval()
+    """The number of features of a network, which goes into test mode."""
     try:
         with torch.no_grad():
-            features = model(torch.zeros(1, *spec.shape))
-    except Exception as error:  # of the network: some of timm's take more than images
+            _, features = model.eval()(torch.zeros(1, *spec.shape)).shape
+    except (
+        Exception
+    ) as error:  # of the network: some of timm's take more than images, or give maps
         if out_of_memory(error):
             raise
         reason = printable(first_line(error), 200)
         raise ConfigError(
-            f"this backbone does not take images of {spec.shape_text}: {reason}"
+            f"this backbone does not take images of {spec.shape_text}, or does not give a vector for each: {reason}"
         ) from error
-    model.train(was_training)
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        raise ConfigError(
-            f"this backbone gives features of shape {tuple(getattr(features, 'shape', ()))}; "
-            "a vector per image is needed"
-        )
-    return int(features.shape[1])
+    return int(features)
 
 
 def resolve_pretrained(name: str, pretrained: str) -> Path | None:
@@ -308,16 +302,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not is_state_dict(state):
-        raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
-    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
-
-
-def is_state_dict(state: object) -> bool:
-    if not isinstance(state, dict):
-        return False
-    items = state.items()
-    return all(isinstance(name, str) and isinstance(value, Tensor) for name, value in items)
+    tensors = {}
+    for name, tensor in state.items() if isinstance(state, dict) else [(None, None)]:
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
+        tensors[name.removeprefix("module.")] = tensor
+    return tensors
 
 
 def check_archive(path: Path) -> None:

@@ -17,6 +17,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from usfan.data.views import InputSpec
 from usfan.errors import ConfigError, first_line
 
+LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
+"""Settings of the layers after the backbone."""
 LAYOUT_FREE = ("timm", "torchvision", "transformers")
 """Libraries whose networks give the same whether the channels come first or last."""
 
@@ -39,8 +41,6 @@ class Classifier(nn.Module):
         head_norm: bool = True,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise ConfigError(f"a classifier needs at least two classes; got {classes}")
         self.backbone = backbone
         width = bottleneck or features
         self.bottleneck: nn.Module = nn.Identity()
@@ -150,11 +150,10 @@ def guess_head(module: nn.Module) -> str:
     """The name of the classifier: that of a timm model, else the only Linear; else an error that lists them."""
     linears = linear_names(module)
     get = getattr(module, "get_classifier", None)
-    if callable(get):
-        head = get()
-        for name in linears:
-            if module.get_submodule(name) is head:
-                return name
+    head = get() if callable(get) else None
+    for name in linears:
+        if module.get_submodule(name) is head:
+            return name
     if len(linears) == 1:
         return linears[0]
     raise ConfigError(
@@ -168,32 +167,27 @@ def example_of(spec: InputSpec) -> Tensor:
 
 
 def wrap_module(module: nn.Module, head: str | None, example: Tensor) -> WrappedClassifier:
-    """Wrap, and check on an example batch that the module really ends in that Linear."""
+    """Wrap a copy of the user's module, and check on an example batch that it really ends in that Linear."""
     name = head or guess_head(module)
     find_linear(module, name)
-    was_training = module.training
     module.eval()
     with torch.no_grad():
         try:
-            before = module(example)
+            output = module(example)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the module
-            module.train(was_training)
             shape = "×".join(map(str, example.shape[1:]))
             raise ConfigError(
                 f"the module does not take images of {shape} ({first_line(error)}): say what it takes, "
                 "spec=usfan.InputSpec(channels, size, resize, mean, std)"
             ) from error
         wrapped = WrappedClassifier(module, name).eval()
-        same = ends_in_head(wrapped, example, before)
-    wrapped.train(was_training)
-    if not same:
-        module.set_submodule(name, wrapped.head)
-        raise ConfigError(
-            f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
-        )
-    return wrapped
+        if ends_in_head(wrapped, example, output):
+            return wrapped
+    raise ConfigError(
+        f"the module does not end in {name!r}: its output is not that layer's; take out what follows it"
+    )
 
 
 def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) -> bool:

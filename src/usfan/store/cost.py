@@ -59,12 +59,7 @@ def check_image_cost(
     if cost.bytes > FLOOR_BYTES or cost.operations > FLOOR_OPERATIONS:
         base = cost_of(network, native)
     size = f"{place}: input: images of {spec.shape_text} (resized to {spec.resize})"
-    check_cost(
-        f"{size} need memory", cost.bytes, max(FLOOR_BYTES, TIMES * base.bytes), "bytes each"
-    )
-    check_cost(
-        f"{size} need",
-        cost.operations,
-        max(FLOOR_OPERATIONS, TIMES * base.operations),
-        "operations each",
-    )
+    most_bytes = max(FLOOR_BYTES, TIMES * base.bytes)
+    most_operations = max(FLOOR_OPERATIONS, TIMES * base.operations)
+    check_cost(f"{size} need memory", cost.bytes, most_bytes, "bytes each")
+    check_cost(f"{size} need", cost.operations, most_operations, "operations each")

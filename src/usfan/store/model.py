@@ -7,10 +7,9 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from huggingface_hub import ModelHubMixin
 from PIL import Image
 from torch import Tensor, nn
 
@@ -24,8 +23,8 @@ from usfan.maths.source_mixture import mixed, reordered, source_weights
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
-from usfan.store.model_folder import blaming, load_parts, save_model
-from usfan.store.schema import JsonTable
+from usfan.store.model_folder import load_parts, save_model
+from usfan.store.schema import JsonTable, blaming
 from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import find_uncertainty
@@ -63,8 +62,8 @@ class Passes:
 
 
 @dataclass(eq=False, repr=False)
-class SourceModel(ModelHubMixin):
-    """A trained classifier with the posterior of its last layer. The mixin adds `push_to_hub` and `save_pretrained`."""
+class SourceModel:
+    """A trained classifier with the posterior of its last layer."""
 
     classifier: Classifier
     posterior: KroneckerPosterior
@@ -80,7 +79,6 @@ class SourceModel(ModelHubMixin):
     uncertainty: Uncertainty = None  # type: ignore[assignment]  # __post_init__ fills it
     """Where certainty comes from: by default the posterior, which every model has."""
     kind = "source"
-    _hub_mixin_config: ClassVar[JsonTable] = {}  # type: ignore[misc]  # set, so that the mixin collects no config
 
     def __post_init__(self) -> None:
         # A posterior in use is the model's posterior, also after `with_posterior`.
@@ -117,12 +115,12 @@ class SourceModel(ModelHubMixin):
         return f"{type(self).__name__}({facts})"
 
     def _repr_html_(self) -> str:
-        cell = "style='text-align:left'>"
+        """The facts as a table, in a notebook."""
         rows = [
-            f"<tr><th {cell}{html.escape(name)}</th><td {cell}{html.escape(fact)}</td></tr>"
+            f"<tr><th>{name}</th><td>{html.escape(fact)}</td></tr>"
             for name, fact in self.facts().items()
         ]
-        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+        return f"<table>{''.join(rows)}</table>"
 
     def outputs_of(self, features: Tensor, logits: Tensor) -> Outputs:
         """Complete the features and logits of a pass by the figures of the uncertainty."""
@@ -235,23 +233,15 @@ class SourceModel(ModelHubMixin):
     @classmethod
     def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
         """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: tensors are stored."""
-        return load_model(folder, module=module)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        module: nn.Module | None = None,
-        **download: object,
-    ) -> SourceModel:
-        """`load` under the Hub's name. The mixin's version reads config.json before it is checked, so it is not used.
-        `download` are arguments of `huggingface_hub.snapshot_download`: revision, token, …"""
-        return load_model(pretrained_model_name_or_path, module=module, **download)
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        """Called by the mixin's `save_pretrained` and `push_to_hub`."""
-        self.save(save_directory)
+        parts = load_parts(folder, module)
+        if parts["kind"] != "mixture":
+            return make_model(**parts)
+        members = [make_model(**member) for member in parts.pop("members")]
+        first = members[0]
+        with blaming(str(folder)):
+            check_members([(parts["classes"], first.spec), (first.classes, first.spec)])
+            del parts["kind"]
+            return MixtureModel.of(members, **parts)
 
 
 @dataclass(eq=False, repr=False)
@@ -324,11 +314,6 @@ class MixtureModel(AdaptedModel):
             shares=tuple(shares),
         )
 
-    @property
-    def by_certainty(self) -> bool:
-        """Whether the certainty of each sample counts."""
-        return self.mixing == "certainty"
-
     def facts(self) -> dict[str, str]:
         networks = dict.fromkeys(model.facts()["network"] for model in self.members)
         shares = ", ".join(f"{share:.2f}" for share in self.shares)
@@ -351,10 +336,10 @@ class MixtureModel(AdaptedModel):
         same_order = []
         for number, member in enumerate(outputs):
             same_order.append(reordered(member, self.order(number).to(member.logits.device)))
+        by_certainty = self.mixing == "certainty"
         shares = torch.tensor(self.shares)
-        return mixed(
-            same_order, source_weights(same_order, shares, by_certainty=self.by_certainty)
-        )
+        weights = source_weights(same_order, shares, by_certainty=by_certainty)
+        return mixed(same_order, weights)
 
     def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
         return self.mix([model.outputs_of_pixels(pixels) for model in self.members])
@@ -379,18 +364,13 @@ def check_members(members: Sequence[tuple[tuple[str, ...], InputSpec]]) -> None:
     """Check that models (classes and input) can be mixed: the same class names in any order, images of one size."""
     first, first_spec = members[0]
     for number, (classes, spec) in enumerate(members[1:], start=2):
-        problems = []
-        if set(first) - set(classes):
-            problems.append(f"lacks {some(sorted(set(first) - set(classes)), 3)}")
-        if set(classes) - set(first):
-            extra = some(sorted(set(classes) - set(first)), 3)
-            problems.append(f"has {extra}, which the first lacks")
-        if problems:
+        names = sorted(set(first) ^ set(classes))
+        if names:
             raise ConfigError(
-                f"the sources must know the same classes: source {number} {', and '.join(problems)}"
+                f"the sources must know the same classes: sources 1 and {number} differ in {some(names)}"
             )
-        size, other = (f"{s.shape_text} cut from {s.resize}" for s in (first_spec, spec))
-        if size != other:
+        if (spec.shape, spec.resize) != (first_spec.shape, first_spec.resize):
+            size, other = (f"{s.shape_text} cut from {s.resize}" for s in (first_spec, spec))
             raise ConfigError(
                 f"the sources must take images of the same size: sources 1 and {number} take {size} and {other}"
             )
@@ -404,21 +384,7 @@ def came_pretrained(architecture: JsonTable) -> bool:
     return architecture.get("backbone") not in SMALL_BACKBONES
 
 
-def load_model(
-    folder: str | Path, *, module: nn.Module | None = None, **download: object
-) -> SourceModel:
-    """The model of a folder or a Hub id, of the kind that its config names."""
-    kind, parts = load_parts(folder, module=module, **download)
-    if kind != "mixture":
-        return make_model(kind, parts)
-    members = [make_model(*member) for member in parts.pop("members")]
-    first = members[0]
-    with blaming(str(folder)):
-        check_members([(parts["classes"], first.spec), (first.classes, first.spec)])
-        return MixtureModel.of(members, **parts)
-
-
-def make_model(kind: str, parts: JsonTable) -> SourceModel:
+def make_model(kind: str, **parts: Any) -> SourceModel:
     return AdaptedModel(**parts) if kind == "adapted" else SourceModel(**parts)
 
 
@@ -427,13 +393,11 @@ def as_model(model: object, module: nn.Module | None = None) -> SourceModel:
     if isinstance(model, SourceModel):
         return model
     if isinstance(model, (str, Path)):
-        return load_model(model, module=module)
-    if isinstance(model, nn.Module):
-        raise ConfigError(
-            f"a {type(model).__name__} has no posterior yet: make a model of it first, "
-            "usfan.attach_posterior(module, data, classes=…)"
-        )
-    raise ConfigError(f"expected a model or the folder of one, not a {type(model).__name__}")
+        return SourceModel.load(model, module=module)
+    raise ConfigError(
+        f"expected a model or the folder of one, not a {type(model).__name__}; "
+        "usfan.attach_posterior(module, data, classes=…) makes a model of a torch module"
+    )
 
 
 def as_images(images: Images, channels: int = 3) -> ImageData:

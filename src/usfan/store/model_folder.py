@@ -7,11 +7,10 @@ checked to be finite, and the posterior to be one.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, UsfanError, first_line, printable
+from usfan.errors import ArtifactError, first_line, printable
 from usfan.files import Folder, read_in, write_json, write_tensors, write_text
-from usfan.maths.unknown import UnknownRule
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
-from usfan.models.classifier import Classifier, WrappedClassifier, copy_module, wrap_module
+from usfan.models.classifier import (
+    LAYER_SETTINGS,
+    Classifier,
+    WrappedClassifier,
+    copy_module,
+    wrap_module,
+)
 from usfan.models.hub import hub_or_cache
 from usfan.store.card import model_card
 from usfan.store.cost import check_image_cost
@@ -32,10 +36,11 @@ from usfan.store.schema import (
     JsonTable,
     MixtureConfig,
     ModelConfig,
+    blaming,
     check_config,
     parse_config,
 )
-from usfan.tensor_file import Expected, check_header, check_values, open_tensors_in
+from usfan.tensor_file import check_header, check_values, open_tensors_in
 from usfan.uncertainty.base import Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
@@ -44,12 +49,10 @@ CONFIG = "config.json"
 MODEL = "model.safetensors"
 POSTERIOR = "posterior.safetensors"
 FILES = (CONFIG, MODEL, POSTERIOR)
+HUB_FILES = ["*config.json", "*.safetensors"]
+"""Files of a model and of the members of a mixture that are downloaded."""
 MEMBER = "member-{}"
 """Folders of the models of a mixture."""
-SHARED = ("classes", "spec", "architecture", "summary", "temperature", "samples")
-"""Fields of a model that are fields of its config."""
-LAYERS = ("bottleneck", "dropout", "head_bias", "head_norm")
-"""Settings of the layers after the backbone."""
 MAX_CONFIG_BYTES = 16 << 20
 
 
@@ -62,14 +65,19 @@ def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
         for number, member in enumerate(model.members, start=1):
             save_model(member, folder / MEMBER.format(number), private=private)
     else:
-        write_tensors(folder / MODEL, model.classifier.state_dict())
-        write_tensors(folder / POSTERIOR, model.posterior.tensors())
-        uncertainty = model.uncertainty
-        if uncertainty is not model.posterior and uncertainty.tensors():
-            write_tensors(folder / f"{uncertainty.kind}.safetensors", uncertainty.tensors())
+        for name, tensors in model_tensors(model).items():
+            write_tensors(folder / name, tensors)
     write_json(folder / CONFIG, config)
     write_text(folder / "README.md", model_card(config))
     return folder
+
+
+def model_tensors(model: Any) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a model that is no mixture, by file."""
+    files = {MODEL: model.classifier.state_dict(), POSTERIOR: model.posterior.tensors()}
+    if model.uncertainty is not model.posterior:
+        files[f"{model.uncertainty.kind}.safetensors"] = model.uncertainty.tensors()
+    return {name: tensors for name, tensors in files.items() if tensors}
 
 
 def model_config(model: Any, *, private: bool = False) -> JsonTable:
@@ -87,7 +95,9 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
         config["posterior"]["bias"] = posterior.bias is not None
         if private:
             config["posterior"]["log_likelihood"] = None
-        config["uncertainty"] = uncertainty_table(model)
+        config["uncertainty"] = {"kind": model.uncertainty.kind}
+        if model.uncertainty is not posterior:
+            config["uncertainty"] |= model.uncertainty.settings()
         config["temperature"] = model.temperature
         config["samples"] = model.samples
     if model.kind != "source":
@@ -99,23 +109,13 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
     return config
 
 
-def uncertainty_table(model: Any) -> JsonTable:
-    """The kind of uncertainty in use and its settings; those of the posterior stand in a table of their own."""
-    if model.uncertainty is model.posterior:
-        return {"kind": model.posterior.kind}
-    return {"kind": model.uncertainty.kind, **model.uncertainty.settings()}
-
-
-def load_parts(
-    folder: str | Path, *, module: nn.Module | None = None, **download: object
-) -> tuple[str, JsonTable]:
-    """The kind of model in a folder, and the fields that make it. `download` goes to
-    `huggingface_hub.snapshot_download` if the folder is a Hub id: revision, token, …"""
-    with open_folder(folder, **download) as opened:
+def load_parts(folder: str | Path, module: nn.Module | None = None) -> JsonTable:
+    """The kind of model in a folder or behind a Hub id, and the fields that make it."""
+    with open_folder(folder) as opened:
         config = read_config(opened)
         if isinstance(config, MixtureConfig):
-            return "mixture", read_mixture(config, opened, module)
-        return config.kind, read_parts(config, opened, module)
+            return read_mixture(config, opened, module)
+        return read_parts(config, opened, module)
 
 
 def read_config(opened: Folder) -> ModelConfig | MixtureConfig:
@@ -124,45 +124,31 @@ def read_config(opened: Folder) -> ModelConfig | MixtureConfig:
 
 
 def read_parts(config: ModelConfig, opened: Folder, module: nn.Module | None) -> JsonTable:
-    """The fields of a source model or an adapted model."""
+    """The kind and the fields of a source model or an adapted model."""
     must_hold(opened, FILES)
     classifier = build_classifier(config, opened, module)
     posterior = read_posterior(config, opened, classifier)
-    parts: JsonTable = {name: getattr(config, name) for name in SHARED}
-    parts["classifier"] = classifier.eval()
-    parts["posterior"] = posterior
+    parts = {**vars(config), "classifier": classifier.eval(), "posterior": posterior}
     parts["uncertainty"] = read_uncertainty(config, opened, posterior)
-    if config.kind == "adapted":
-        parts["method"] = config.method
-        parts["unknown_rule"] = read_rule(config, opened.path)
+    if config.kind == "source":
+        del parts["method"], parts["unknown_rule"]
     return parts
 
 
 def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None) -> JsonTable:
-    """The fields of a mixture; each member as (kind, fields)."""
+    """The kind and the fields of a mixture; each member as its kind and fields."""
     members = []
     for number in range(1, len(config.shares) + 1):
         name = MEMBER.format(number)
-        if opened.kind(name) == "missing":
-            raise ArtifactError(
-                f"{opened.path}: no folder {name} in it; it is a mixture of {len(config.shares)} models"
-            )
+        must_hold(opened, [name])
         with opened.inner(name) as inner:
             member = read_config(inner)
             if isinstance(member, MixtureConfig):
                 raise ArtifactError(
                     f"{inner.path}/config.json: kind: a member of a mixture cannot be a mixture itself"
                 )
-            members.append((member.kind, read_parts(member, inner, module)))
-    return {
-        "members": members,
-        "classes": config.classes,
-        "mixing": config.mixing,
-        "shares": config.shares,
-        "method": config.method,
-        "unknown_rule": read_rule(config, opened.path),
-        "summary": config.summary,
-    }
+            members.append(read_parts(member, inner, module))
+    return {**vars(config), "members": members}
 
 
 def load_config(folder: str | Path) -> ModelConfig:
@@ -171,30 +157,27 @@ def load_config(folder: str | Path) -> ModelConfig:
     with open_folder(folder) as opened:
         config = read_config(opened)
         if isinstance(config, MixtureConfig):
-            numbers = range(1, len(config.shares) + 1)
-            members = ", ".join(str(opened.path / MEMBER.format(n)) for n in numbers)
             raise ArtifactError(
-                f"{opened.path} is a mixture of {len(numbers)} models, which are adapted one by one: {members}"
+                f"{opened.path} is a mixture of {len(config.shares)} models, which are adapted one by one: "
+                f"{opened.path}/member-1, …"
             )
         must_hold(opened, FILES)
         return config
 
 
-def open_folder(folder: str | Path, **download: object) -> Folder:
+def open_folder(folder: str | Path) -> Folder:
     """A model folder, or the local copy of one on the Hub, whose files are links into the Hub's cache."""
     path = Path(folder)
     if not path.is_dir():
-        path = fetch_folder(folder, **download)
+        path = fetch_folder(folder)
     return Folder(path, shared=hub_cache(path))
 
 
 def must_hold(opened: Folder, names: Sequence[str]) -> None:
     for name in names:
-        if not opened.holds(name):
-            kind = opened.kind(name)
-            why = "" if kind == "missing" else f" (what has this name is {kind})"
+        if opened.kind(name) == "missing":
             raise ArtifactError(
-                f"{opened.path}: no {name} in it{why}; a model folder holds {', '.join(FILES)}"
+                f"{opened.path}: no {name} in it; a model folder holds {', '.join(FILES)}"
             )
 
 
@@ -207,41 +190,26 @@ def hub_cache(path: Path) -> Path | None:
     return repository / "blobs" if repository.name.startswith("models--") else None
 
 
-def fetch_folder(folder: str | Path, **download: Any) -> Path:
+def fetch_folder(folder: str | Path) -> Path:
     """Download a model folder from the Hub. A path that is mistyped is not looked up there."""
     path = Path(folder)
-    if (
-        path.exists()
-        or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder))
-        or str(folder).startswith(".")
-    ):
-        raise ArtifactError(f"{printable(folder)}: no such model folder{near(path)}")
+    place = f"{printable(folder)}: no such model folder"
+    if path.exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(folder)):
+        raise ArtifactError(f"{place}{near(path)}")
     if path.parent.is_dir():
         raise ArtifactError(
-            f"{folder}: no such folder in {path.parent}{near(path)} "
+            f"{place}{near(path)} "
             f"(it was not looked up on the Hugging Face Hub, because there is a folder {path.parent} here)"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
 
     try:
         with hub_or_cache():
-            return Path(snapshot_download(str(folder), allow_patterns=file_names(), **download))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = first_line(error)
+            return Path(snapshot_download(str(folder), allow_patterns=HUB_FILES))
+    except (OSError, ValueError) as error:  # of the Hub: its errors are of these kinds
         raise ArtifactError(
-            f"{folder}: no such model folder here, and the Hugging Face Hub does not provide it: {reason}"
+            f"{place} here, and the Hugging Face Hub does not provide it: {first_line(error)}"
         ) from None
-
-
-def file_names() -> list[str]:
-    """All files that a model folder, or a member of a mixture, can have."""
-    names = [*FILES, *(f"{kind}.safetensors" for kind in uncertainties_by_kind())]
-    return names + [f"{MEMBER.format('*')}/{name}" for name in names]
 
 
 def near(path: Path) -> str:
@@ -274,28 +242,16 @@ def build_classifier(
             width = stored_width(tensors, config)
             with torch.device("meta"):
                 sketch, native = new_classifier(config, folder.path, width)
-            check_header(file, tensors, shapes_of(sketch))
+            check_header(file, tensors, sketch.state_dict())
         check_input(sketch, native, config, folder.path)
         classifier, _ = new_classifier(config, folder.path, width)
-    classifier.load_state_dict(read_checked(folder, MODEL, shapes_of(classifier)))
+    classifier.load_state_dict(read_checked(folder, MODEL, classifier.state_dict()))
     return classifier
 
 
-@contextlib.contextmanager
-def blaming(place: str) -> Iterator[None]:
-    """Errors inside are those of a file, or of a field in it."""
-    try:
-        yield
-    except (UsfanError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"{place}: {printable(error, 600)}") from None
-
-
-def shapes_of(classifier: Classifier) -> Expected:
-    state = classifier.state_dict()
-    return {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
-
-
-def read_checked(folder: Folder, name: str, expected: Expected) -> dict[str, Tensor]:
+def read_checked(
+    folder: Folder, name: str, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The tensors of a file, after a check of its header."""
     file = folder.path / name
     with open_tensors_in(folder, name) as tensors:
@@ -328,7 +284,7 @@ def new_classifier(config: ModelConfig, path: Path, width: int) -> tuple[Classif
         backbone = create_backbone(
             architecture["backbone"], "none", channels=channels, features=width
         )
-        options = {name: architecture[name] for name in LAYERS}
+        options = {name: architecture[name] for name in LAYER_SETTINGS}
         return Classifier(backbone.module, backbone.features, classes, **options), backbone.spec
 
 
@@ -357,13 +313,7 @@ def wrap_again(config: ModelConfig, path: Path, module: nn.Module | None) -> Wra
     example = torch.zeros(2, *config.spec.shape)
     with blaming(f"{path}/config.json: architecture"):
         copied = copy_module(module).to("cpu", torch.float32)
-        wrapped = wrap_module(copied, architecture["head"], example)
-    outputs = wrapped.head.out_features
-    if outputs != len(config.classes):
-        raise ArtifactError(
-            f"{path}/config.json: classes: the model has {len(config.classes)}, the module given {outputs}"
-        )
-    return wrapped
+        return wrap_module(copied, architecture["head"], example)
 
 
 def read_posterior(
@@ -374,17 +324,15 @@ def read_posterior(
     features = settings.pop("features")
     bias = settings.pop("bias")
     head = classifier.head
-    for name, stored, actual in (
-        ("features", features, head.in_features),
-        ("bias", bias, head.bias is not None),
-    ):
-        if stored != actual:
-            raise ArtifactError(
-                f"{folder.path}/config.json: posterior.{name} is {stored}, that of the network {actual}"
-            )
-    shapes = KroneckerPosterior.posterior_shapes(len(config.classes), features, bias)
-    dtype = stored_dtype(folder)
-    expected = {name: (shape, dtype) for name, shape in shapes.items()}
+    stored = (len(config.classes), features, bias)
+    actual = (head.out_features, head.in_features, head.bias is not None)
+    if stored != actual:
+        raise ArtifactError(
+            f"{folder.path}/config.json: classes, posterior.features and posterior.bias are {stored}, "
+            f"those of the network {actual}"
+        )
+    shapes = KroneckerPosterior.posterior_shapes(*stored)
+    expected = sketches(shapes, stored_dtype(folder))
     state: dict[str, Any] = read_checked(folder, POSTERIOR, expected)
     posterior = KroneckerPosterior(**{"bias": None, **state}, **settings)
     with blaming(f"{folder.path / POSTERIOR}"):
@@ -411,32 +359,26 @@ def read_uncertainty(
     if not shapes:
         return kind.from_stored(posterior, settings, {})
     file = f"{kind.kind}.safetensors"
-    if not folder.holds(file):
-        raise ArtifactError(
-            f"{folder.path}: no {file} in it, which config.json (uncertainty) says is there"
-        )
-    expected = {name: (shape, posterior.weight.dtype) for name, shape in shapes.items()}
+    must_hold(folder, [file])
+    expected = sketches(shapes, posterior.weight.dtype)
     return kind.from_stored(posterior, settings, read_checked(folder, file, expected))
+
+
+def sketches(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors of these shapes without memory."""
+    return {
+        name: torch.empty(*shape, dtype=dtype, device="meta") for name, shape in shapes.items()
+    }
 
 
 def check_head(classifier: Classifier, posterior: KroneckerPosterior, path: Path) -> None:
     """Check that the posterior is that of this very head; their shapes are the same."""
-    weight, bias = classifier.head_tensors()
-    for name, tensor, stored in (
-        ("weight", weight, posterior.weight),
-        ("bias", bias, posterior.bias),
-    ):
-        if tensor is None or stored is None:
+    for name, tensor in zip(("weight", "bias"), classifier.head_tensors(), strict=True):
+        if tensor is None:
             continue
+        stored = getattr(posterior, name)
         if not torch.allclose(tensor, stored.to(tensor), rtol=1e-3, atol=1e-4):
             raise ArtifactError(
                 f"{path}/posterior.safetensors: {name!r} is not that of the model's last layer: "
                 "the files do not belong together"
             )
-
-
-def read_rule(config: ModelConfig | MixtureConfig, path: Path) -> UnknownRule | None:
-    if config.unknown_rule is None:
-        return None
-    with blaming(f"{path}/config.json: unknown_rule"):
-        return UnknownRule.from_dict(config.unknown_rule)

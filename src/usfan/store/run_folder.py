@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import json
-import mmap
 import os
 import re
 import reprlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from usfan.config import WITHHELD
-from usfan.config_checks import is_number
 from usfan.engine.runtime import Runtime
 from usfan.errors import ArtifactError, ConfigError, UsfanError, printable
 from usfan.files import (
@@ -36,10 +34,12 @@ from usfan.files import (
 from usfan.store.schema import JsonTable
 from usfan.tensor_file import open_tensors_in
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 CHECKPOINTS = "checkpoint"
 CONFIG = "config.yaml"
 LOG = "log.jsonl"
-CURVES = re.compile(r"events\.out\.tfevents\..*")
 _CHECKPOINT = re.compile(r"epoch-(\d{5,9})\.safetensors")
 MISFITS = (
     LookupError,
@@ -58,12 +58,10 @@ def lock_folder(folder: Folder) -> int:
     """The handle of the folder's lock, which holds until it is closed; a dead process's lock does not count."""
     try:
         return folder.lock(".lock")
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES) and error.filename is None:
-            raise ConfigError(
-                f"{folder.path} is in use by another process: wait for it, or choose another --out"
-            ) from None
-        raise
+    except BlockingIOError:
+        raise ConfigError(
+            f"{folder.path} is in use by another process: wait for it, or choose another --out"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -90,10 +88,7 @@ def mend_log(folder: Folder) -> None:
     if folder.kind(LOG) == "missing":
         return
     with folder.in_place(LOG, append=False) as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b"\n") + 1
+        end = file.read().rfind(b"\n") + 1
         file.truncate(end)
 
 
@@ -114,30 +109,22 @@ def read_config_in(folder: Folder) -> JsonTable | None:
     return {str(name): value for name, value in settings.items()}
 
 
-def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that differ from those it began with, in words: "lr 0.01, not 0.02"."""
+def differences(now: JsonTable, before: JsonTable) -> str:
+    """The settings of a run that differ from those it began with: "lr 0.01, not 0.02"."""
     changes = []
-    for name, value in now.items():
+    for name in {**before, **now}:
+        value = now.get(name)
         previous = before.get(name)
-        if previous != WITHHELD and plain(previous) != plain(value):
+        if previous not in (value, WITHHELD):
             changes.append(f"{word(name)} {word(previous)}, not {word(value)}")
-    return changes
-
-
-def plain(value: object) -> object:
-    """The value that a text stands for: a number, on or off, or itself."""
-    if not isinstance(value, str):
-        return value
-    return float(value) if is_number(value) else {"on": True, "off": False}.get(value, value)
+    return printable(", ".join(changes), 600)
 
 
 def word(value: object) -> str:
-    """A value as a user would write it; a stranger's text is escaped and cut."""
+    """A value as a user would write it."""
     if value is None or isinstance(value, bool):
         return {True: "on", False: "off", None: "none"}[value]
-    if isinstance(value, str) and value.isprintable() and len(value) < 200:
-        return value
-    return reprlib.repr(value)
+    return value if isinstance(value, str) else reprlib.repr(value)
 
 
 class RunFolder:
@@ -158,51 +145,40 @@ class RunFolder:
         self.path = Path(path)
         self.command = command
         self.config = {"command": command, **config}
-        self._writer: Any = None
-        self._lock = -1
-        self._folder: Folder | None = None
+        self._exit = contextlib.ExitStack()
         self._new_paths: list[Path] = []
         if not writes:
+            self.folder = self._exit.enter_context(Folder(self.path))
             return
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file: --out names a folder")
         paths = (self.path / CONFIG, self.path / ".lock", self.path)
         new_paths = [path for path in paths if not path.exists()]
         must_be_writable(self.path)
-        self._folder = Folder(self.path, create=True)
+        self.folder = self._exit.enter_context(Folder(self.path, create=True))
         try:
-            self._lock = lock_folder(self._folder)
+            self._exit.callback(os.close, lock_folder(self.folder))
             self._new_paths = new_paths
             self._claim(resume)
         except BaseException:
             self._undo()
             raise
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Folder]:
-        """The folder, by its descriptor; a process that only reads opens it again."""
-        if self._folder is not None and self._folder.fd >= 0:
-            yield self._folder
-        else:
-            with Folder(self.path) as folder:
-                yield folder
-
     def _claim(self, resume: bool) -> None:
         """Refuse a folder with other content; else write the settings."""
-        assert self._folder is not None
-        before = read_config_in(self._folder)
-        content = [name for name in self._folder.names() if not name.startswith(".")]
+        before = read_config_in(self.folder)
+        content = [name for name in self.folder.names() if not name.startswith(".")]
         if before is None and content and not resume:
             raise ConfigError(
                 f"{self.path} is not empty and is not a run folder: choose another --out"
             )
         if before is not None:
             self._check_same_run(before, resume)
-        remove_parts_of(self._folder.fd)
-        if self._folder.kind(CHECKPOINTS) != "missing":
-            with self._folder.inner(CHECKPOINTS) as inner:
+        remove_parts_of(self.folder.fd)
+        if self.folder.kind(CHECKPOINTS) != "missing":
+            with self.folder.inner(CHECKPOINTS) as inner:
                 remove_parts_of(inner.fd)
-        mend_log(self._folder)
+        mend_log(self.folder)
         if before is None:
             write_yaml(self.path / CONFIG, self.config)
 
@@ -213,11 +189,11 @@ class RunFolder:
                 choice = "choose another --out"
             command = printable(before.get("command", "?"), 40)
             raise ConfigError(f"{self.path} already holds a run ({command}): {choice}")
-        changes = differences({**dict.fromkeys(before), **self.config}, before)
+        changes = differences(self.config, before)
         if changes:
-            settings = printable(", ".join(changes), 600)
             raise ConfigError(
-                f"{self.path} holds a run with other settings ({settings}): it cannot be resumed with these"
+                f"{self.path} holds a run with other settings ({changes}): "
+                "leave these flags out to continue it, or choose another --out"
             )
 
     def _undo(self) -> None:
@@ -229,14 +205,14 @@ class RunFolder:
 
     def inside(self, name: str) -> Path:
         """A folder in this one, made if it is missing; a link at the name is refused."""
-        with self.opened() as folder, folder.inner(name, create=True) as inner:
+        with self.folder.inner(name, create=True) as inner:
             return inner.path
 
     def log(self, event: str, **values: Any) -> None:
         """One line in log.jsonl, in one write."""
         entry = {"event": event, "time": round(time.time(), 3), **values}
         line = json.dumps(entry, default=str) + "\n"
-        with self.opened() as folder, folder.in_place(LOG, append=True) as file:
+        with self.folder.in_place(LOG, append=True) as file:
             file.write(line.encode())
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -249,30 +225,29 @@ class RunFolder:
         if len(finite):  # TensorBoard draws none of nothing
             self.writer.add_histogram(name, finite.numpy(), step)
 
-    @property
-    def writer(self) -> Any:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+    @functools.cached_property
+    def writer(self) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.path))
-        return self._writer
+        writer = SummaryWriter(str(self.path))
+        self._exit.callback(writer.close)
+        return writer
 
     def save_metrics(self, metrics: JsonTable) -> None:
         write_json(self.path / "metrics.json", metrics)
 
     def finished(self) -> JsonTable | None:
         """The metrics of a run that ended, else None."""
-        with self.opened() as folder:
-            if folder.kind("metrics.json") == "missing":
-                return None
-            with contextlib.suppress(ArtifactError):
-                metrics: JsonTable = read_in(folder, "metrics.json")
-                return metrics
+        if self.folder.kind("metrics.json") == "missing":
+            return None
+        with contextlib.suppress(ArtifactError):
+            metrics: JsonTable = read_in(self.folder, "metrics.json")
+            return metrics
         return None
 
     def save_checkpoint(self, epoch: int, tensors: dict[str, Tensor], state: JsonTable) -> None:
         """Write a checkpoint, and keep the one before, in case that this one is damaged."""
-        with self.opened() as folder, folder.inner(CHECKPOINTS, create=True) as inner:
+        with self.folder.inner(CHECKPOINTS, create=True) as inner:
             write_tensors_in(
                 inner, f"epoch-{epoch:05d}.safetensors", tensors, {"state": json.dumps(state)}
             )
@@ -281,13 +256,10 @@ class RunFolder:
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None."""
-        with self.opened() as folder:
-            if folder.kind(CHECKPOINTS) == "missing":
-                return None
-            with folder.inner(CHECKPOINTS) as inner:
-                for name in reversed(checkpoints(inner)):
-                    with contextlib.suppress(*MISFITS):
-                        return read_checkpoint(inner, name)
+        with contextlib.suppress(FileNotFoundError), self.folder.inner(CHECKPOINTS) as inner:
+            for name in reversed(checkpoints(inner)):
+                with contextlib.suppress(*MISFITS):
+                    return read_checkpoint(inner, name)
         return None
 
     @contextlib.contextmanager
@@ -306,51 +278,31 @@ class RunFolder:
             ) from None
 
     def drop_checkpoints(self) -> None:
-        with self.opened() as folder:
-            if folder.kind(CHECKPOINTS) == "missing":
-                return
-            with folder.inner(CHECKPOINTS) as inner:
+        with contextlib.suppress(OSError):
+            with self.folder.inner(CHECKPOINTS) as inner:
                 for name in inner.names():
-                    with contextlib.suppress(OSError):
-                        inner.remove(name)
-            with contextlib.suppress(OSError):
-                os.rmdir(CHECKPOINTS, dir_fd=folder.fd)
+                    inner.remove(name)
+            os.rmdir(CHECKPOINTS, dir_fd=self.folder.fd)
 
     def withhold(self, *names: str) -> None:
-        """For a private run that is done: these settings leave config.yaml. With no name all do, and log and curves go.
+        """For a private run that is done: these settings leave config.yaml, or with no name all of them and the log.
 
-        The names of TensorBoard's files hold those of the machine and the process: curves that stay get other names.
+        Curves go too: the names of TensorBoard's files hold those of the machine and the process.
         """
         hidden = dict.fromkeys(names or self.config, WITHHELD)
         hidden["command"] = self.command
         public = {name: hidden.get(name, value) for name, value in self.config.items()}
         write_yaml(self.path / CONFIG, public)
-        self._close_writer()
-        with self.opened() as folder:
-            curves = [name for name in folder.names() if CURVES.fullmatch(name)]
-            for number, name in enumerate(curves):
-                if names:
-                    plain_name = f"events.out.tfevents.{number}.run"
-                    os.rename(name, plain_name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-                else:
-                    folder.remove(name)
+        for name in self.folder.names():
+            if name.startswith("events.out.tfevents."):
+                self.folder.remove(name)
         if not names:
             write_text(
                 self.path / LOG, json.dumps({"event": "finished", "private": True}) + "\n"
             )
 
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
     def close(self) -> None:
-        self._close_writer()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        if self._folder is not None:
-            self._folder.close()
+        self._exit.close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -388,13 +340,15 @@ def open_run(
     resume: bool = False,
 ) -> Iterator[RunFolder]:
     """The folder of a run, which the first process writes and the others read. Only the first reports an error."""
-    opened = False
+    run = None
     try:
-        run = RunFolder(path, config, command=command, resume=resume, writes=runtime.rank == 0)
-        opened = True
+        if runtime.rank == 0:
+            run = RunFolder(path, config, command=command, resume=resume)
     finally:
-        if not runtime.agree(opened) and opened:
+        is_open = run is not None or runtime.rank > 0
+        if not runtime.agree(is_open) and is_open:
             raise SystemExit(0)
+    run = run or RunFolder(path, config, command=command, writes=False)
     try:
         with run:
             yield run

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from usfan.budget import allowed
 from usfan.config import MIXINGS, VIEWS
-from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
+from usfan.config_checks import DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, ConfigError, DataError, printable
-from usfan.uncertainty.kronecker import DAMPING, KroneckerPosterior
+from usfan.errors import ArtifactError, DataError, UsfanError, printable
+from usfan.maths.unknown import UnknownRule
+from usfan.uncertainty.kronecker import KroneckerPosterior
 from usfan.uncertainty.registry import uncertainties_by_kind
 
 MAX_CLASSES = 100_000
@@ -60,7 +62,7 @@ class ModelConfig:
     samples: int
     summary: JsonTable
     method: str
-    unknown_rule: JsonTable | None
+    unknown_rule: UnknownRule | None
     uncertainty: JsonTable
     """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
 
@@ -73,7 +75,7 @@ class MixtureConfig:
     mixing: str
     shares: tuple[float, ...]
     method: str
-    unknown_rule: JsonTable | None
+    unknown_rule: UnknownRule | None
     summary: JsonTable
     kind: str = "mixture"
 
@@ -122,28 +124,32 @@ class _Reader:
         return {name: self.read(name, rule) for name, rule in rules.items()}
 
     def numbers(
-        self, name: str, expected: str, low: float, high: float, counts: range
+        self, name: str, low: float, high: float, least: int, most: int
     ) -> tuple[float, ...]:
-        values = self.values.get(name)
-        if not isinstance(values, list) or len(values) not in counts:
-            raise self.fail(name, expected)
-        if not all(is_number(value, low, high) for value in values):
-            raise self.fail(name, expected)
+        """A list of this many numbers within bounds."""
+        values: Any = self.values.get(name)
+        valid = isinstance(values, list) and least <= len(values) <= most
+        if not valid or not all(is_number(value, low, high) for value in values):
+            count = str(least) if least == most else f"{least} to {most}"
+            raise self.fail(name, f"{count} numbers from {low:g} to {high:g}")
         return tuple(map(float, values))
 
     def table(self, name: str) -> _Reader:
         return _Reader(self.values.get(name), self.file, f"{self.prefix}{name}.")
 
-    def optional_table(self, name: str) -> JsonTable | None:
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise self.fail(name, "a table or null")
-        return value
-
     def summary(self) -> JsonTable:
         """Nothing depends on the summary: one that is no table is left out."""
         value = self.values.get("summary")
         return value if isinstance(value, dict) else {}
+
+
+@contextlib.contextmanager
+def blaming(place: str) -> Iterator[None]:
+    """Errors inside are those of a file, or of a field in it."""
+    try:
+        yield
+    except (UsfanError, OverflowError, RecursionError) as error:
+        raise ArtifactError(f"{place}: {printable(error, 600)}") from None
 
 
 def is_number(value: object, low: float, high: float) -> bool:
@@ -164,11 +170,8 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
     classes = read_classes(reader)
     if kind == "mixture":
         return read_mixture(reader, classes)
-    rule = None
-    method = ""
-    if kind == "adapted":
-        rule = reader.optional_table("unknown_rule")
-        method = reader.read("method", str)
+    is_adapted = kind == "adapted"
+    most_draws = allowed(max(USUAL_DRAWS, MAX_DRAWS // len(classes)))
     return ModelConfig(
         kind,
         read_architecture(reader.table("architecture")),
@@ -176,17 +179,16 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
         read_spec(reader.table("input")),
         read_posterior_settings(reader.table("posterior")),
         reader.read("temperature", TEMPERATURES),
-        reader.read("samples", (1, most_draws(len(classes)))),
+        reader.read("samples", (1, most_draws)),
         reader.summary(),
-        method,
-        rule,
+        reader.read("method", str) if is_adapted else "",
+        read_rule(reader) if is_adapted else None,
         read_uncertainty_settings(reader),
     )
 
 
 def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
-    expected = f"2 to {MOST_SOURCES} numbers from 0 to 1, one for each member"
-    shares = reader.numbers("shares", expected, 0.0, 1.0, range(2, MOST_SOURCES + 1))
+    shares = reader.numbers("shares", 0.0, 1.0, 2, MOST_SOURCES)
     if not abs(sum(shares) - 1) < 1e-3:
         raise reader.fail("shares", "numbers whose sum is 1")
     return MixtureConfig(
@@ -194,7 +196,7 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
         reader.read("mixing", MIXINGS),
         shares,
         reader.read("method", str),
-        reader.optional_table("unknown_rule"),
+        read_rule(reader),
         reader.summary(),
     )
 
@@ -204,28 +206,13 @@ def check_config(values: JsonTable, file: Path) -> None:
     parse_config(json.loads(json.dumps(values, default=str)), file)
 
 
-def most_draws(classes: int) -> int:
-    return allowed(max(USUAL_DRAWS, MAX_DRAWS // classes))
-
-
-def check_draws(samples: int, classes: int) -> None:
-    """Checks the draws before a run that would store them."""
-    if samples > most_draws(classes):
-        raise ConfigError(
-            f"samples must be at most {most_draws(classes)} for {classes} classes; got {samples}"
-        )
-
-
 def check_names(classes: Sequence[str]) -> None:
-    """Checks class names before a run that would store them."""
+    """Check class names before a run that would store them."""
     for name in classes:
-        if len(name) > MAX_NAME:
+        if not is_name(name):
             raise DataError(
-                f"a class name of {len(name)} characters ({printable(name, 40)}): the most is {MAX_NAME}"
-            )
-        if not is_text(name):
-            raise DataError(
-                f"the class name {printable(name, 80)} is not UTF-8: rename its folder"
+                f"the class name {printable(name, 80)} ({len(name)} characters) is not UTF-8, or longer than "
+                f"{MAX_NAME}: rename its folder"
             )
     if len(classes) > MAX_CLASSES:
         raise DataError(f"{len(classes)} classes: the most is {MAX_CLASSES}")
@@ -235,16 +222,15 @@ def read_classes(reader: _Reader) -> tuple[str, ...]:
     names = reader.values.get("classes")
     if not isinstance(names, list) or not 2 <= len(names) <= MAX_CLASSES:
         raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    if not all(isinstance(name, str) for name in names):
-        raise reader.fail("classes", f"a list of 2 to {MAX_CLASSES} names")
-    short = all(len(name) <= MAX_NAME and is_text(name) for name in names)
-    if not short or len(set(names)) != len(names):
+    if not all(map(is_name, names)) or len(set(names)) != len(names):
         raise reader.fail("classes", "different, short names")
     return tuple(names)
 
 
-def is_text(name: str) -> bool:
-    """Whether a name holds no lone surrogate, which JSON can hold but no file or terminal accepts."""
+def is_name(name: object) -> bool:
+    """Whether it is a short text without a lone surrogate, which JSON can hold but no file or terminal accepts."""
+    if not isinstance(name, str) or len(name) > MAX_NAME:
+        return False
     return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
 
 
@@ -254,26 +240,30 @@ def read_architecture(reader: _Reader) -> JsonTable:
         return reader.read_all(dict.fromkeys(["module", "head", *optional], str))
     architecture = reader.read_all(ARCHITECTURE)
     if "pretrained" in reader.values:  # folders of version 0.1 do not say
-        weights = reader.optional_table("pretrained")
-        if weights is not None:
+        weights = None
+        if reader.values["pretrained"] is not None:
             weights = reader.table("pretrained").read_all({"from": str, "hash": str})
         architecture["pretrained"] = weights
     return architecture
 
 
+def read_rule(reader: _Reader) -> UnknownRule | None:
+    stored = reader.values.get("unknown_rule")
+    if stored is None:
+        return None
+    with blaming(f"{reader.file}: unknown_rule"):
+        return UnknownRule.from_dict(stored)
+
+
 def read_spec(reader: _Reader) -> InputSpec:
-    unknown = reader.values.keys() - {field.name for field in fields(InputSpec)}
-    if unknown:
-        raise reader.fail(min(unknown), "absent: this field is not known")
     channels = reader.read("channels", (1, 16))
     size = reader.read("size", (1, MAX_SIDE))
-    count = range(channels, channels + 1)
     return InputSpec(
         channels,
         size,
         reader.read("resize", (size, MAX_SIDE)),
-        reader.numbers("mean", f"{channels} numbers from -1e6 to 1e6", -1e6, 1e6, count),
-        reader.numbers("std", f"{channels} numbers from 1e-6 to 1e6", 1e-6, 1e6, count),
+        reader.numbers("mean", -1e6, 1e6, channels, channels),
+        reader.numbers("std", 1e-6, 1e6, channels, channels),
         reader.read("augment", VIEWS),
     )
 

@@ -67,9 +67,7 @@ def fits_far_better(same: int, other: int, total: int, K: int, length: int) -> b
     return evidence > EVIDENCE + min(math.lgamma(K + 1), 2 * length * math.log(K))
 
 
-def check_order(
-    logits: Tensor, labels: Tensor | None, classes: Sequence[str], what: str
-) -> None:
+def check_order(logits: Tensor, labels: Tensor | None, classes: Sequence[str]) -> None:
     """Raise `ClassOrderError` if the labels say that the names belong to other outputs. N×K logits, N labels."""
     if labels is None:
         return
@@ -84,7 +82,7 @@ def check_order(
     names = tuple(classes[k] for k in order)
     raise ClassOrderError(
         f"the class names are in another order than the model's outputs: {same:.0f} % of its predictions fit the "
-        f"labels of {what}, and {other:.0f} % do if {describe_order(names, classes)}",
+        f"labels, and {other:.0f} % do if {describe_order(names, classes)}",
         names,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -21,14 +20,13 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine.passes import engine_store, prepare
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError, DataError, printable
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
-from usfan.models.classifier import Classifier, copy_module, example_of, guess_head, wrap_module
+from usfan.models.classifier import copy_module, example_of, guess_head, wrap_module
 from usfan.store.model import SourceModel, as_images
 from usfan.store.schema import check_names
-from usfan.training.class_order import check_order
 from usfan.training.source import fit_posterior
-from usfan.uncertainty.base import FitSettings, Uncertainty
+from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
 Progress = Callable[[int], None] | None
@@ -59,11 +57,11 @@ def attach_posterior(
     """
     runtime = start_runtime(runtime)
     settings = settings or FitSettings()
-    needs_weight_decay(settings, f"this {type(module).__name__}")
+    check_weight_decay(settings, f"this {type(module).__name__}")
     data = named_data(as_images(data), classes)
     check_names(tuple(data.classes or ()))
-    # Posteriors, views and saved models are float32.
-    module = copy_module(module).to(torch.float32)
+    # Posteriors, views and saved models are float32; `prepare` moves the copy to its device.
+    module = copy_module(module).to("cpu", torch.float32)
     spec = spec or module_spec(module, data)
     timm_name = recognise_timm(module)
     classifier = wrap_module(module, head, example_of(spec))
@@ -72,26 +70,12 @@ def attach_posterior(
     if timm_name:
         architecture["timm"] = timm_name
     network = prepare(classifier, spec, runtime).eval()
-    posterior, fitted = fit_checked(network, data, spec, names, runtime, settings, progress)
+    store = engine_store(data, spec, runtime)
+    posterior, fitted = fit_posterior(network, store, spec, runtime, settings, progress, names)
     summary = summary_of(posterior, settings)
     return SourceModel(
         network, posterior, names, spec, architecture, summary, uncertainty=fitted
     )
-
-
-def fit_checked(
-    classifier: Classifier,
-    data: ImageData,
-    spec: InputSpec,
-    names: tuple[str, ...],
-    runtime: Runtime,
-    settings: FitSettings,
-    progress: Progress,
-) -> tuple[KroneckerPosterior, Uncertainty]:
-    """Fit, if the labels fit the order of the names."""
-    store = engine_store(data, spec, runtime)
-    check = functools.partial(check_order, labels=store.labels, classes=names, what=data.name)
-    return fit_posterior(classifier, store, spec, runtime, settings, progress, check)
 
 
 def summary_of(posterior: KroneckerPosterior, settings: FitSettings) -> dict[str, float]:
@@ -141,19 +125,15 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
-    """The first input that the module runs on: in colour or grey; pictures as they are if they are small, or as a first
-    Linear needs them, or as ImageNet's networks take them."""
-    linear = next((m for m in module.modules() if isinstance(m, nn.Linear)), None)
-    pixels = 0 if linear is None else linear.in_features
+    """The first input that the module runs on: in colour or grey; pictures as they are if they are small, or as
+    ImageNet's networks take them."""
     colour = InputSpec()
     grey = dataclasses.replace(colour, channels=1, mean=(0.5,), std=(0.5,), augment="none")
+    side = small_side(data)
     for spec in (colour, grey):
-        side = math.isqrt(pixels // spec.channels)
-        if spec.channels * side**2 != pixels:
-            side = 0
-        for size in filter(None, (small_side(data), side)):
+        if side is not None:
             augment = "none" if spec is grey else "resized-crop-flip"
-            small = dataclasses.replace(spec, size=size, resize=size, augment=augment)
+            small = dataclasses.replace(spec, size=side, resize=side, augment=augment)
             if takes(module, small):
                 return small
         if takes(module, spec):
@@ -163,16 +143,10 @@ def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
 
 def takes(module: nn.Module, spec: InputSpec) -> bool:
     """Whether the module runs on images of this shape."""
-    was_training = module.training
-    where = next(module.parameters(), torch.empty(0)).device
-    try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(2, *spec.shape, device=where))
-    except Exception:  # of the module; it is reported when the images come
-        return False
-    finally:
-        module.train(was_training)
-    return True
+    with torch.no_grad(), contextlib.suppress(Exception):  # it is reported when the images come
+        module.eval()(example_of(spec))
+        return True
+    return False
 
 
 def small_side(data: ImageData) -> int | None:
@@ -184,13 +158,11 @@ def small_side(data: ImageData) -> int | None:
     return None
 
 
-def needs_weight_decay(settings: FitSettings, model: str) -> None:
+def check_weight_decay(settings: FitSettings, model: str) -> None:
     """Raise if the prior needs a weight decay that is unknown, before any image is decoded."""
     decay = settings.weight_decay
-    if settings.prior != "weight-decay":
-        return
-    usable = isinstance(decay, (int, float)) and not isinstance(decay, bool)
-    if not usable or not 0 < float(decay or 0) < math.inf:
+    is_usable = type(decay) in (int, float) and 0 < float(decay or 0) < math.inf
+    if settings.prior == "weight-decay" and not is_usable:
         what = "is not stored with" if decay is None else f"is {decay!r} for"
         raise ConfigError(
             f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay"
@@ -223,29 +195,20 @@ def refit_posterior(
     settings = dataclasses.replace(
         settings, weight_decay=decay, trained_rate=model.dropout_rate
     )
-    needs_weight_decay(settings, "the model")
+    check_weight_decay(settings, "the model")
     if data.labels is not None:
         data = data.match_classes(model.classes)
     model.to(runtime.device)
-    posterior, fitted = fit_checked(
-        model.classifier, data, model.spec, model.classes, runtime, settings, progress
+    store = engine_store(data, model.spec, runtime)
+    posterior, fitted = fit_posterior(
+        model.classifier, store, model.spec, runtime, settings, progress, model.classes
     )
     summary = {**model.summary, **summary_of(posterior, settings)}
     return dataclasses.replace(model, posterior=posterior, summary=summary, uncertainty=fitted)
 
 
-def from_state_dict(
-    path: str,
-    backbone: str | None,
-    data: ImageData,
-    runtime: Runtime,
-    settings: FitSettings,
-    *,
-    head: str | None = None,
-    classes: Sequence[str] | None = None,
-    progress: Progress = None,
-) -> SourceModel:
-    """A timm classifier from its weights; the classes are those given, or those of the data, in its order."""
+def from_state_dict(path: str, backbone: str | None, head: str | None = None) -> nn.Module:
+    """A timm classifier from a weights file."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
@@ -261,19 +224,9 @@ def from_state_dict(
         raise ConfigError(
             f"{path}: no {name}.weight in it; is it a {backbone} with a linear classifier?"
         )
-    module = timm_model(backbone, num_classes=len(weight))
+    module: nn.Module = timm_model(backbone, num_classes=len(weight))
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise ConfigError(
-            f"{path} does not fit {backbone}: {' '.join(str(error).split())[:200]}"
-        ) from None
-    return attach_posterior(
-        module,
-        data,
-        head,
-        classes=classes,
-        runtime=runtime,
-        settings=settings,
-        progress=progress,
-    )
+        raise ConfigError(f"{path} does not fit {backbone}: {printable(error, 200)}") from None
+    return module

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from usfan.errors import DataError
 from usfan.maths.objectives import global_mean, smoothed_cross_entropy
 from usfan.maths.outputs import Outputs
 from usfan.models.backbones import Backbone, create_backbone
-from usfan.models.classifier import Classifier
+from usfan.models.classifier import LAYER_SETTINGS, Classifier
 from usfan.progress import say
 from usfan.store.model import SourceModel, as_images
 from usfan.store.run_folder import RunFolder, load_checkpoint, must_fit
 from usfan.store.schema import check_names
+from usfan.training.class_order import check_order
 from usfan.uncertainty.base import FitSettings, Uncertainty
 from usfan.uncertainty.fit import batch_factors
 from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -38,7 +39,6 @@ from usfan.uncertainty.registry import find_uncertainty
 
 log = logging.getLogger(__name__)
 
-LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
 FIT_SETTINGS = ("uncertainty", "prior", "damping", "weight_decay", "members", "seed")
 VALIDATIONS = 10
 """How often the held-out part is scored in a training."""
@@ -94,10 +94,8 @@ def resolve_defaults(config: TrainConfig, backbone: Backbone) -> TrainConfig:
     tune = config.tune
     if tune == "auto":
         tune = "all" if backbone.weights is None or not config.bottleneck else "new"
-        start = "random weights"
-        if backbone.weights is not None:
-            start = f"pretrained weights ({backbone.weights['from']})"
-        log.info("%s starts from %s: tune %s", config.backbone, start, tune)
+        origin = (backbone.weights or {"from": "random"})["from"]
+        log.info("%s starts from %s weights: tune %s", config.backbone, origin, tune)
     scale = config.backbone_lr_scale
     if scale is None:
         scale = 1.0 if backbone.weights is None else 0.1
@@ -158,25 +156,22 @@ class Best:
     rose: int = 0
 
 
+@dataclass
 class Training:
     """The state of one run of stage 1. `run` leaves the best iterate in the classifier and gives the summary."""
 
-    def __init__(
-        self,
-        classifier: Classifier,
-        store: Store,
-        spec: InputSpec,
-        config: TrainConfig,
-        runtime: Runtime,
-        folder: RunFolder | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.classifier = classifier
-        self.store = store
-        self.spec = spec
-        self.config = config
-        self.runtime = runtime
-        self.folder = folder
+    classifier: Classifier
+    store: Store
+    spec: InputSpec
+    config: TrainConfig
+    runtime: Runtime
+    folder: RunFolder | None = None
+    progress: InitVar[Progress | None] = None
+
+    def __post_init__(self, progress: Progress | None) -> None:
+        config = self.config
+        store = self.store
+        runtime = self.runtime
         order = permutation(len(store), config.seed, 1 << 20).to(runtime.device)
         held_out = round(config.validation_share * len(store))
         self.held_rows = order[:held_out]
@@ -187,8 +182,8 @@ class Training:
             )
         self.labels = store.labels.to(runtime.device)  # type: ignore[union-attr]
         self.loop = Loop(
-            classifier,
-            Feeder(store, spec, config.seed, runtime),
+            self.classifier,
+            Feeder(store, self.spec, config.seed, runtime),
             Stage.of(config, head=True),
             [Supervised(self.labels, config.label_smoothing, runtime)],
             runtime,
@@ -208,11 +203,12 @@ class Training:
                 for epoch in range(done, config.epochs):
                     if self.has_stalled(epoch):
                         break
+                    done = epoch + 1
                     figures = self.loop.train_epoch(epoch)
-                    if len(self.held_rows) and self.validation_is_due(epoch):
+                    is_due = done % self.every == 0 or done == config.epochs
+                    if len(self.held_rows) and is_due:
                         figures["validation_accuracy"] = self.validate(epoch)
                     self.record(epoch, figures)
-                    done = epoch + 1
             finally:
                 self.loop.release()
         if self.best_state:
@@ -244,9 +240,6 @@ class Training:
     def every(self) -> int:
         """Epochs from one score on the held-out part to the next; features are scored at once."""
         return 1 if self.store.is_features else max(1, self.config.epochs // VALIDATIONS)
-
-    def validation_is_due(self, epoch: int) -> bool:
-        return (epoch + 1) % self.every == 0 or epoch + 1 == self.config.epochs
 
     def validate(self, epoch: int) -> float:
         """Percent right on the held-out part; the best iterate is kept, the later of equals."""
@@ -282,8 +275,7 @@ class Training:
             self.loop.restore(tensors)
             self.best_state = {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
             best = state["best"]
-            rose = best.get("rose", best["epoch"])
-            self.best = Best(float(best["accuracy"]), int(best["epoch"]), int(rose))
+            self.best = Best(float(best["accuracy"]), int(best["epoch"]), int(best["rose"]))
             must_fit(self.best_state, self.classifier)
         return epoch
 
@@ -295,17 +287,17 @@ def fit_posterior(
     runtime: Runtime,
     settings: FitSettings,
     progress: Callable[[int], None] | None = None,
-    check: Callable[[Tensor], None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[KroneckerPosterior, Uncertainty]:
     """Fit the posterior and the uncertainty in use in one pass over all the data: test views, BatchNorm in test mode.
-    `check` receives the logits before the fit."""
+    Labels that say that `names` are in another order than the network's outputs are refused before the fit."""
     name = settings.uncertainty
     kind = find_uncertainty(name)
     if kind.needs_source_data and store.labels is None:
         raise DataError(f"uncertainty {name} is trained on labels, and the data has none")
     features, logits = forward_store(classifier, store, spec, runtime, progress=progress)
-    if check is not None:
-        check(logits)
+    if names is not None:
+        check_order(logits, store.labels, names)
     weight, bias = classifier.head_tensors()
     labels = None if store.labels is None else store.labels.to(features.device)
     factors = batch_factors(features, logits, bias=bias is not None, labels=labels)

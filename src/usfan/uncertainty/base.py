@@ -12,6 +12,7 @@ Shapes: B batch, K classes, D features, M draws, N source images.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from usfan.errors import UsfanError
 from usfan.maths.objectives import certainty_weights, entropy
-from usfan.uncertainty.predictive import CHUNK_ELEMENTS, mean_over_draws
+from usfan.uncertainty.predictive import CHUNK_ELEMENTS
 
 if TYPE_CHECKING:
     from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -84,7 +85,10 @@ class Uncertainty(ABC):
         features: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Uncertainty:
-        """Build this kind for the layer of a posterior. Stage 1 passes source features N × D and labels N."""
+        """Build this kind for the layer of a posterior; the posterior's own kind is the posterior. Stage 1 passes
+        source features N × D and labels N."""
+        if isinstance(posterior, cls):
+            return posterior
         return cls(posterior.weight, posterior.bias)
 
     @classmethod
@@ -106,6 +110,8 @@ class Uncertainty(ABC):
         cls, posterior: KroneckerPosterior, settings: StoredSettings, tensors: dict[str, Tensor]
     ) -> Uncertainty:
         """Rebuild a saved uncertainty. Settings and shapes are checked already."""
+        if isinstance(posterior, cls):
+            return posterior
         fields: dict[str, Any] = {**settings, **tensors}
         return cls(posterior.weight, posterior.bias, **fields)
 
@@ -119,8 +125,15 @@ class Uncertainty(ABC):
         return {name: tensors[name] for name in tensors if name not in ("weight", "bias")}
 
     @abstractmethod
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
-        """B × M × K logits f_m / τ: the fixed draws that `predictive` averages. ONNX traces this function."""
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """B × M × K logits f_m / τ: fixed draws, or fresh ones from a generator if the kind has them. ONNX traces this
+        function."""
 
     def draw_size(self, samples: int) -> int:
         """Number of values that the draws of one sample take at once."""
@@ -131,23 +144,49 @@ class Uncertainty(ABC):
         return torch.nn.functional.linear(self._checked(features), self.weight, self.bias)
 
     def predictive(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """p̂, B × K (Eq. 6). It carries no gradient, and neither do `moments` and `certainty`."""
-        return self._mean(features, temperature, samples)[0]
+        """p̂, B × K (Eq. 6)."""
+        return self.moments(features, temperature, samples, generator)[0]
 
+    @torch.no_grad()
     def moments(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy."""
-        probs, mean_entropy = self._mean(features, temperature, samples)
-        return probs, (entropy(probs) - mean_entropy).clamp_min(0)
+        """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy. They carry no gradient:
+        weights are constants of the loss. A part of the batch is drawn at a time."""
+        if not temperature > 0 or samples < 1:
+            raise UsfanError(
+                f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
+            )
+        rows = self._checked(features)
+        probs = rows.new_empty(len(rows), len(self.weight))
+        information = rows.new_empty(len(rows))
+        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
+        chunk = max(1, limit // self.draw_size(samples))
+        for start in range(0, len(rows), chunk):
+            part = slice(start, start + chunk)
+            draws = self.scaled_draws(rows[part], temperature, samples, generator)
+            probs[part], information[part] = draw_moments(draws)
+        return probs, information.clamp_min(0)
 
     def certainty(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         """w, B weights exp(−H) of the predictive (Algorithm 1)."""
-        return certainty_weights(self.predictive(features, temperature, samples))
+        return certainty_weights(self.predictive(features, temperature, samples, generator))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -161,19 +200,10 @@ class Uncertainty(ABC):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    @torch.no_grad()
-    def _mean(
-        self, features: Features, temperature: float, samples: int
-    ) -> tuple[Tensor, Tensor]:
-        """The mean prediction B × K and the mean entropy B of the draws, a part of the batch at a time."""
-        check_draws(temperature, samples)
-        rows = self._checked(features)
-        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
-        return mean_over_draws(
-            lambda part: self.scaled_draws(rows[part], temperature, samples),
-            rows.new_empty(len(rows), len(self.weight)),
-            max(1, limit // self.draw_size(samples)),
-        )
+    @functools.cached_property
+    def _fixed(self) -> dict[int, Tensor]:
+        """What the fixed draws share, by their number."""
+        return {}
 
     def _checked(self, features: Features) -> Tensor:
         tensor = as_features(features)
@@ -184,6 +214,14 @@ class Uncertainty(ABC):
         return tensor.to(self.weight)
 
 
+def draw_moments(scaled_draws: Tensor) -> tuple[Tensor, Tensor]:
+    """p̂, B × K, and the mutual information I, B, of B × M × K logits f_m / τ."""
+    log_p = scaled_draws.log_softmax(dim=-1)
+    p = log_p.exp()
+    probs = p.mean(dim=1)
+    return probs, entropy(probs) + (p * log_p).sum(dim=-1).mean(dim=1)
+
+
 def as_features(values: Features) -> Tensor:
     """A tensor as it is; a copy of anything that numpy turns into numbers."""
     if isinstance(values, Tensor):
@@ -192,10 +230,3 @@ def as_features(values: Features) -> Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float64))
     except (TypeError, ValueError) as error:
         raise UsfanError(f"features must be B×D numbers: {error}") from error
-
-
-def check_draws(temperature: float, samples: int) -> None:
-    if not temperature > 0 or samples < 1:
-        raise UsfanError(
-            f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
-        )

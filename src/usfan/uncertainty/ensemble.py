@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from usfan.config_checks import MOST_MEMBERS
-from usfan.errors import ConfigError, UsfanError
+from usfan.config_checks import MOST_MEMBERS, between
+from usfan.errors import ConfigError
 from usfan.uncertainty.base import FitSettings, StoredSettings, Uncertainty
-from usfan.uncertainty.fit import check_batch
 
 if TYPE_CHECKING:
     from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -61,46 +60,21 @@ class Ensemble(Uncertainty):
                 "or usfan posterior --uncertainty ensemble"
             )
         assert labels is not None, "needs_source_data: the caller has checked this"
-        return cls.fit(
-            features,
-            labels,
-            posterior.weight,
-            posterior.bias,
-            posterior.prior_precision,
-            settings,
-        )
-
-    @classmethod
-    def fit(
-        cls,
-        features: Tensor,
-        labels: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        precision: float,
-        settings: FitSettings,
-    ) -> Ensemble:
-        """Train on features N×D and labels N; each member starts from the point estimate `weight` and `bias`."""
-        check_batch(features, torch.nn.functional.linear(features, weight, bias), labels)
-        members = settings.members
-        if not 2 <= members <= MOST_MEMBERS:
-            raise UsfanError(f"an ensemble has 2 to {MOST_MEMBERS} members; got {members}")
+        between("members", settings.members, 2, MOST_MEMBERS)
+        weight = posterior.weight
+        bias = posterior.bias
         generator = torch.Generator().manual_seed(settings.seed)
         weights = []
         biases = []
-        for _ in range(members):
+        for _ in range(settings.members):
             counts = bootstrap_counts(len(features), generator)
+            precision = posterior.prior_precision
             head = train_head(
                 features, labels, weight, bias, counts, precision, settings.smoothing
             )
             weights.append(head[0])
             biases.extend(head[1:])
-        return cls(
-            weight.detach().clone(),
-            None if bias is None else bias.detach().clone(),
-            torch.stack(weights),
-            torch.stack(biases) if biases else None,
-        )
+        return cls(weight, bias, torch.stack(weights), torch.stack(biases) if biases else None)
 
     @classmethod
     def tensor_shapes(
@@ -121,7 +95,13 @@ class Ensemble(Uncertainty):
     def settings(self) -> StoredSettings:
         return {"members": len(self.member_weights)}
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         M, K, D = self.member_weights.shape
         biases = None if self.member_biases is None else self.member_biases.reshape(M * K)
         weights = self.member_weights.reshape(M * K, D)

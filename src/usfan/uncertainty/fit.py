@@ -34,7 +34,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Factors:
-    """Sums over samples. They add: over batches, and over processes."""
+    """Sums over samples."""
 
     second_moment: Tensor
     """Σ φφᵀ, D' × D', float64."""
@@ -44,17 +44,6 @@ class Factors:
     """N."""
     log_likelihood: float | None = None
     """Σ log p[label], if labels were given."""
-
-    def __add__(self, other: Factors) -> Factors:
-        both = None
-        if self.log_likelihood is not None and other.log_likelihood is not None:
-            both = self.log_likelihood + other.log_likelihood
-        return Factors(
-            self.second_moment + other.second_moment,
-            self.probs_outer + other.probs_outer,
-            self.count + other.count,
-            both,
-        )
 
     @property
     def A(self) -> Tensor:
@@ -97,58 +86,46 @@ def batch_factors(
 
 
 def check_batch(features: Tensor, logits: Tensor, labels: Tensor | None) -> None:
+    shapes = f"{tuple(features.shape)} and {tuple(logits.shape)}"
     if features.ndim != 2 or logits.ndim != 2 or len(features) != len(logits):
+        raise UsfanError(f"features must be N×D and logits N×K with the same N; got {shapes}")
+    if len(features) == 0 or logits.shape[1] < 2:
         raise UsfanError(
-            f"features must be N×D and logits N×K with the same N; "
-            f"got {tuple(features.shape)} and {tuple(logits.shape)}"
-        )
-    if len(features) == 0:
-        raise UsfanError("no samples: a posterior needs at least one")
-    if logits.shape[1] < 2:
-        raise UsfanError(
-            f"a classifier needs at least two classes; the logits have {logits.shape[1]}"
+            f"a posterior needs at least one sample and at least two classes; got {shapes}"
         )
     for name, values in (("features", features), ("logits", logits)):
-        if not values.is_floating_point():
-            raise UsfanError(f"{name} must be floating-point numbers; got {values.dtype}")
-        if not all_finite(values):
+        if not values.is_floating_point() or not bool(values.isfinite().all()):
             raise UsfanError(
-                f"{name} must be finite numbers; found NaN or infinity in them: check the model and its input"
+                f"{name} must be finite floating-point numbers; got {values.dtype}, or NaN or infinity in them: "
+                "check the model and its input"
             )
     if labels is None:
         return
-    if labels.shape != (len(features),):
-        raise UsfanError(
-            f"labels must hold one class index per sample ({len(features)}); got shape {tuple(labels.shape)}"
-        )
     last = logits.shape[1] - 1
-    if labels.is_floating_point() or bool((labels < 0).any() | (labels > last).any()):
+    if labels.shape != features.shape[:1] or labels.is_floating_point():
+        raise UsfanError(
+            f"labels must hold one class index per sample ({len(features)}); "
+            f"got {labels.dtype} of {tuple(labels.shape)}"
+        )
+    if bool((labels < 0).any() | (labels > last).any()):
         raise UsfanError(f"labels must be class indices from 0 to {last}")
-
-
-def all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite. Both stay in a sum, which is far quicker; only an overflow needs more."""
-    total = values.sum(dtype=torch.float64 if values.dtype == torch.float64 else torch.float32)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
 
 
 def check_layer(factors: Factors, weight: Tensor, bias: Tensor | None) -> None:
     classes = len(factors.probs_outer)
-    size = len(factors.second_moment)
-    expected = (classes, size - (bias is not None))
-    if tuple(weight.shape) != expected:
+    width = len(factors.second_moment) - (bias is not None)
+    if weight.shape != (classes, width):
         raise UsfanError(
-            f"weight must be K×D = {expected[0]}×{expected[1]} for these features and logits; got {tuple(weight.shape)}"
+            f"weight must be K×D = {classes}×{width} for these features and logits; got {tuple(weight.shape)}"
         )
-    if bias is not None and tuple(bias.shape) != (classes,):
+    if bias is not None and bias.shape != (classes,):
         raise UsfanError(f"bias must hold {classes} values; got {tuple(bias.shape)}")
-    if not all_finite(factors.second_moment):
+    if not bool(factors.second_moment.isfinite().all()):
         raise UsfanError(
             "the features are so large that their squares overflow: scale them, or give float64"
         )
-    for tensor in (weight, bias):
-        if tensor is not None and not bool(torch.isfinite(tensor).all()):
-            raise UsfanError("the weights of the last layer hold NaN or infinity")
+    if not math.isfinite(square_norm(weight, bias)):
+        raise UsfanError("the weights of the last layer hold NaN or infinity")
 
 
 def square_norm(weight: Tensor, bias: Tensor | None) -> float:
@@ -202,10 +179,8 @@ def choose_precision(
                 'prior="weight-decay" needs weight_decay, a positive number: the one used in the training'
             )
         return count * weight_decay
-    if not isinstance(prior, numbers.Real):
+    if not isinstance(prior, numbers.Real) or not 0 < float(prior) < math.inf:
         raise UsfanError(
             f'prior must be a positive number, "evidence" or "weight-decay"; got {prior!r}'
         )
-    if not 0 < float(prior) < math.inf:
-        raise UsfanError(f"the prior precision must be a positive number; got {prior}")
     return float(prior)

@@ -20,15 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from usfan.config_checks import DAMPING, one_of
 from usfan.errors import UsfanError
-from usfan.maths.objectives import certainty_weights, entropy
-from usfan.uncertainty.base import (
-    Features,
-    FitSettings,
-    StoredSettings,
-    Uncertainty,
-    check_draws,
-)
+from usfan.uncertainty.base import Features, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
     Factors,
     append_one,
@@ -38,17 +32,7 @@ from usfan.uncertainty.fit import (
     log_evidence,
     square_norm,
 )
-from usfan.uncertainty.predictive import (
-    batch_chunk,
-    draw_logits,
-    low_rank_basis,
-    mean_over_draws,
-    noise_table,
-    predictive_probs,
-    sobol_normal,
-)
-
-DAMPING = ("exact", "factored")
+from usfan.uncertainty.predictive import low_rank_basis, noise_table, sobol_normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +61,7 @@ class KroneckerPosterior(Uncertainty):
     """Σ log p[label] of the samples, if labels were given."""
 
     def __post_init__(self) -> None:
-        if self.damping not in DAMPING:
-            raise UsfanError(
-                f"damping must be one of {', '.join(DAMPING)}; got {self.damping!r}"
-            )
+        one_of("damping", self.damping, DAMPING)
 
     @classmethod
     def fit(
@@ -95,8 +76,7 @@ class KroneckerPosterior(Uncertainty):
         weight_decay: float | None = None,
         damping: str = "exact",
     ) -> KroneckerPosterior:
-        """From features N×D and logits N×K of all the data, tensors or arrays. Larger sets: sum `batch_factors`, then
-        `from_factors`."""
+        """From features N×D and logits N×K of all the data, tensors or arrays."""
         features = torch.as_tensor(features)
         logits = torch.as_tensor(logits)
         weight = torch.as_tensor(weight)
@@ -144,22 +124,6 @@ class KroneckerPosterior(Uncertainty):
             damping,
             factors.log_likelihood,
         )
-
-    @classmethod
-    def from_posterior(
-        cls,
-        posterior: KroneckerPosterior,
-        settings: FitSettings,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> KroneckerPosterior:
-        return posterior
-
-    @classmethod
-    def from_stored(
-        cls, posterior: KroneckerPosterior, settings: StoredSettings, tensors: dict[str, Tensor]
-    ) -> KroneckerPosterior:
-        return posterior
 
     @staticmethod
     def posterior_shapes(classes: int, features: int, bias: bool) -> dict[str, tuple[int, ...]]:
@@ -225,10 +189,6 @@ class KroneckerPosterior(Uncertainty):
         visible = (vectors - vectors.mean(dim=0)).norm(dim=0) > 0.02
         return low_rank_basis(self.variance_table.double() * visible).to(self.weight)
 
-    @functools.cached_property
-    def _noise(self) -> dict[int, Tensor]:
-        return {}
-
     @torch.no_grad()
     def eigen_variance(self, features: Features) -> Tensor:
         """s, B × K: the variances of the logits along the columns of Q_B."""
@@ -243,47 +203,6 @@ class KroneckerPosterior(Uncertainty):
             self.eigen_variance(features),
             self.class_vectors,
         )
-
-    def predictive(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Eq. 6: B × K probabilities. Fixed scrambled Sobol draws; fresh random ones when a generator is given.
-
-        It carries no gradient, and neither do `moments` and `certainty`: weights are constants of the loss.
-        """
-        return predictive_probs(
-            *self._draw(features, temperature, samples, generator), temperature
-        )
-
-    def moments(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The predictive B × K, and its mutual information B: the epistemic part of its entropy."""
-        mean, coefficients, noise = self._draw(features, temperature, samples, generator)
-        probs, mean_entropy = mean_over_draws(
-            lambda part: draw_logits(mean[part], coefficients[part], noise, temperature),
-            torch.empty_like(mean),
-            batch_chunk(noise),
-        )
-        return probs, (entropy(probs) - mean_entropy).clamp_min(0)
-
-    def certainty(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Algorithm 1: B weights exp(−H) of the predictive."""
-        return certainty_weights(self.predictive(features, temperature, samples, generator))
 
     @torch.no_grad()
     def draw_heads(self, samples: int, seed: int = 2022) -> Tensor:
@@ -307,39 +226,32 @@ class KroneckerPosterior(Uncertainty):
             "bd,mkd->bmk", self._extended(features), self.draw_heads(samples, seed)
         )
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
-        return draw_logits(*self._draw(features, temperature, samples, None), temperature)
-
-    @torch.no_grad()
-    def _draw(
+    def scaled_draws(
         self,
-        features: Features,
+        features: Tensor,
         temperature: float,
         samples: int,
-        generator: torch.Generator | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        check_draws(temperature, samples)
-        if generator is None:
-            noise = self.noise(samples)
-        else:
-            shape = (samples, len(self.class_values))
-            draws = torch.randn(shape, generator=generator, device=generator.device).to(
-                self.weight
-            )
-            noise = noise_table(self.basis, self.class_vectors, draws)
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        noise = self.noise(samples, generator)
         coefficients = self.eigen_variance(features).sqrt() @ self.basis.T
-        return self.logits(features), coefficients, noise
+        moved = (coefficients / temperature) @ noise.flatten(1)
+        mean = self.logits(features) / temperature
+        return moved.view(-1, *noise.shape[1:]).add_(mean[:, None, :])
 
-    def noise(self, samples: int) -> Tensor:
-        """E of the fixed draws, R × M × K; made once for each M."""
-        if samples not in self._noise:
+    def noise(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """E, R × M × K: of fresh draws, or of the fixed ones, which are made once for each M."""
+        classes = len(self.class_values)
+        if generator is not None:
+            shape = (samples, classes)
+            draws = torch.randn(shape, generator=generator, device=generator.device)
+            return noise_table(self.basis, self.class_vectors, draws.to(self.weight))
+        if samples not in self._fixed:
             # The first column belongs to the all-ones direction, which a softmax does not see: give it the last,
             # weakest Sobol dimension, and the best ones to the directions of largest variance.
-            draws = sobol_normal(samples, len(self.class_values)).roll(1, dims=1)
-            self._noise[samples] = noise_table(
-                self.basis, self.class_vectors, draws.to(self.weight)
-            )
-        return self._noise[samples]
+            draws = sobol_normal(samples, classes).roll(1, dims=1).to(self.weight)
+            self._fixed[samples] = noise_table(self.basis, self.class_vectors, draws)
+        return self._fixed[samples]
 
     def _extended(self, features: Features) -> Tensor:
         """φ, B × D'."""

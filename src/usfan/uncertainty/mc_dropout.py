@@ -9,7 +9,6 @@ Shapes: B batch, K classes, D features, M draws.
 
 from __future__ import annotations
 
-import functools
 import logging
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from usfan.config_checks import DROPOUT_RATES
-from usfan.errors import ConfigError, UsfanError
+from usfan.config_checks import DROPOUT_RATES, between
+from usfan.errors import ConfigError
 from usfan.uncertainty.base import FitSettings, Uncertainty
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ class MCDropout(Uncertainty):
     """ρ, the share of the features that a draw leaves out."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UsfanError(
-                f"the rate of MC dropout must lie between 0 and 1; got {self.rate}"
-            )
+        between("rate", self.rate, *DROPOUT_RATES)
 
     @classmethod
     def from_posterior(
@@ -58,14 +54,13 @@ class MCDropout(Uncertainty):
     ) -> MCDropout:
         rate = settings.dropout_rate
         if rate is None:
-            rate = settings.trained_rate
-        if settings.dropout_rate is None and not rate:
-            log.warning(
-                "the model was trained without dropout before its last layer: MC dropout takes the rate %s, a guess; "
-                "dropout_rate sets another",
-                UNTRAINED_RATE,
-            )
-            rate = UNTRAINED_RATE
+            rate = settings.trained_rate or UNTRAINED_RATE
+            if not settings.trained_rate:
+                log.warning(
+                    "the model was trained without dropout before its last layer: MC dropout takes the rate %s, "
+                    "a guess; dropout_rate sets another",
+                    rate,
+                )
         return cls(posterior.weight, posterior.bias, rate)
 
     @classmethod
@@ -82,7 +77,13 @@ class MCDropout(Uncertainty):
             )
         return requested or network or TRAINING_RATE
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         masked = features[:, None] * self.masks(samples)
         return torch.nn.functional.linear(masked, self.weight, self.bias) / temperature
 
@@ -91,14 +92,10 @@ class MCDropout(Uncertainty):
 
     def masks(self, samples: int, seed: int = 2022) -> Tensor:
         """M × D factors r_m / (1 − ρ): the same on every machine and every call."""
-        if samples not in self._masks:
+        if samples not in self._fixed:
             generator = torch.Generator().manual_seed(seed)
             shape = (samples, self.weight.shape[1])
             uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
             factors = (uniform >= self.rate) / (1 - self.rate)
-            self._masks[samples] = factors.to(self.weight)
-        return self._masks[samples]
-
-    @functools.cached_property
-    def _masks(self) -> dict[int, Tensor]:
-        return {}
+            self._fixed[samples] = factors.to(self.weight)
+        return self._fixed[samples]

@@ -16,15 +16,25 @@ class PointEstimate(Uncertainty):
 
     kind = "point"
 
-    def scaled_draws(self, features: Tensor, temperature: float, samples: int) -> Tensor:
+    def scaled_draws(
+        self,
+        features: Tensor,
+        temperature: float,
+        samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         return self.logits(features)[:, None] / temperature
 
     def draw_size(self, samples: int) -> int:
         return len(self.weight)
 
     def moments(
-        self, features: Features, temperature: float = 0.4, samples: int = 128
+        self,
+        features: Features,
+        temperature: float = 0.4,
+        samples: int = 128,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """I is exactly 0, so that a rounding error is never taken for a sign of an unknown class."""
-        probs = self.predictive(features, temperature, samples)
-        return probs, torch.zeros_like(probs[:, 0])
+        probs, information = super().moments(features, temperature, samples)
+        return probs, torch.zeros_like(information)

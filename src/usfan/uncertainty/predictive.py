@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -68,48 +67,3 @@ def low_rank_basis(variance_table: Tensor, tolerance: float = 1e-5) -> Tensor:
 def noise_table(basis: Tensor, eigenvectors: Tensor, draws: Tensor) -> Tensor:
     """E, R × M × K: what each basis function adds to the logits in each draw."""
     return torch.einsum("rk,mk,lk->rml", basis, draws, eigenvectors)
-
-
-def mean_over_draws(
-    draw: Callable[[slice], Tensor], probs: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """The predictive mean B × K and the mean entropy B of the M draws.
-
-    `draw` gives the B × M × K logits f_m / τ of a part of the batch, `chunk` samples at a time. The mean is written
-    to `probs`.
-    """
-    entropies = torch.empty_like(probs[:, 0])
-    for start in range(0, len(probs), chunk):
-        part = slice(start, start + chunk)
-        log_p = draw(part).log_softmax(dim=-1)
-        p = log_p.exp()
-        probs[part] = p.mean(dim=1)
-        entropies[part] = -(p * log_p).sum(dim=-1).mean(dim=1)
-    return probs, entropies
-
-
-def predictive_probs(
-    mean: Tensor, coefficients: Tensor, noise: Tensor, temperature: float
-) -> Tensor:
-    """Eq. 6: the mean of softmax(f_m / τ) over the M draws, B × K."""
-    probs = torch.empty_like(mean)
-    chunk = batch_chunk(noise)
-    for start in range(0, len(mean), chunk):
-        part = slice(start, start + chunk)
-        logits = draw_logits(mean[part], coefficients[part], noise, temperature)
-        probs[part] = logits.softmax(dim=-1).mean(dim=1)
-    return probs
-
-
-def batch_chunk(noise: Tensor) -> int:
-    """Number of samples of the batch to take at once."""
-    return max(1, CHUNK_ELEMENTS.get(noise.device.type, 1 << 24) // noise[0].numel())
-
-
-def draw_logits(
-    mean: Tensor, coefficients: Tensor, noise: Tensor, temperature: float
-) -> Tensor:
-    """B × M × K logits f_m / τ."""
-    rank, samples, classes = noise.shape
-    moved = (coefficients / temperature) @ noise.reshape(rank, samples * classes)
-    return moved.view(-1, samples, classes).add_((mean / temperature)[:, None, :])
