@@ -23,7 +23,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,18 @@ from usfan.models.backbones import create_backbone
 from usfan.study.digits import DIGITS, load_mnist5k, load_uci
 
 NETWORK = "tf_efficientnet_lite0"
-FAMILIES = ("office31", "shifts", "pacs", "pacs40", "lines", "leaf", "emoji", "digits")
+FAMILIES = (
+    "office31",
+    "shifts",
+    "pacs",
+    "pacs40",
+    "lines",
+    "leaf",
+    "emoji",
+    "digits",
+    "inverted",
+    "same",
+)
 OFFICE = ("amazon", "dslr", "webcam")
 PACS = ("photo", "cartoon", "art_painting")
 LINES = (
@@ -58,6 +69,9 @@ LINES = (
 EMOJI = """noto-twemoji twemoji-noto noto-openmoji openmoji-noto openmoji-twemoji noto-line openmoji-line noto-flat
 flat-noto twemoji-gradient gradient-openmoji noto-contrast contrast-line flat-contrast"""
 DIGIT_PAIRS = (("mnist", "uci"), ("uci", "mnist"), ("mnist", "usps"), ("usps", "mnist"))
+INVERTED = (("mnist", "mnist-inverted"), ("uci", "uci-inverted"), ("usps", "usps-inverted"))
+SAME = ("amazon", "webcam", "photo", "cartoon")
+"""Domains that a source model is tested on itself: no shift at all."""
 SIDE = 256
 LINES_PER_CLASS = 108
 BLACK_ABOVE = {"photo": 22, "art_painting": 22, "cartoon": 28}
@@ -111,6 +125,10 @@ def pairs(family: str) -> tuple[tuple[str, str], ...]:
         return tuple((task.split("-")[0], task.split("-")[1]) for task in EMOJI.split())
     if family == "digits":
         return DIGIT_PAIRS
+    if family == "inverted":
+        return INVERTED
+    if family == "same":
+        return tuple((name, name) for name in SAME)
     raise ValueError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
 
 
@@ -118,6 +136,10 @@ def stored_as(family: str, domain: str) -> tuple[str, str]:
     """The family under whose name the cache holds a domain: families share their photographs."""
     if family == "pacs40":
         return "pacs", domain
+    if family == "same":
+        return "office31" if domain in OFFICE else "pacs", domain
+    if family == "inverted" and "-" not in domain:
+        return "digits", domain
     if family == "shifts" and "-" not in domain:
         return "office31", domain
     return family, domain
@@ -249,7 +271,11 @@ def compute(network: FrozenNetwork, family: str, name: str, data: Path, cache: P
 
 
 def digits(name: str, data: Path) -> Domain:
-    """MNIST (the demo's 5,000), USPS (7,291) or UCI digits (1,797) as grey images of their own size."""
+    """MNIST (the demo's 5,000), USPS (7,291) or UCI digits (1,797) as grey images of their own size, also inverted."""
+    if name.endswith("-inverted"):
+        domain = digits(name.removesuffix("-inverted"), data)
+        assert domain.images is not None
+        return replace(domain, images=255 - domain.images)
     if name == "usps":
         arrays = np.load(data / "usps.npz")
         pixels = torch.from_numpy(arrays["x_train"])
@@ -277,7 +303,7 @@ def main() -> None:
         for name in names:
             file = domain_file(options.cache, family, name)
             if not file.exists():
-                if family == "digits":
+                if family in ("digits", "inverted"):
                     domain = digits(name, options.data)
                 else:
                     network = network or FrozenNetwork()

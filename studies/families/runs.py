@@ -61,9 +61,7 @@ class LabelBudget:
 class Runs:
     """The runs of one task; a run with asked labels builds on the runs with fewer."""
 
-    def __init__(
-        self, task: Task, settings: dict[str, Any], keep: Path | None = None
-    ) -> None:
+    def __init__(self, task: Task, settings: dict[str, Any], keep: Path | None = None) -> None:
         self.task = task
         self.keep = keep
         self.settings = {
@@ -181,7 +179,7 @@ def outputs_of(model: AdaptedModel, table: Tensor) -> dict[str, Tensor]:
 def can_run(family: str, method: str, budget: LabelBudget) -> bool:
     """Networks from scratch have no witness; a method that trains nothing takes no labels."""
     chosen = METHODS[method]
-    if family == "digits" and chosen.needs_witness:
+    if family in ("digits", "inverted") and chosen.needs_witness:
         return False
     return budget.kind == "none" or bool(chosen.terms)
 

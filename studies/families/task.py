@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from studies.families.domains import NETWORK, Domain, domain_file, load_domain, pairs, per_class
+from studies.families.domains import (
+    NETWORK,
+    OFFICE,
+    Domain,
+    domain_file,
+    load_domain,
+    pairs,
+    per_class,
+)
 from torch import Tensor
 
 import usfan
@@ -137,8 +145,12 @@ def store_of(
 def source_folder(cache: Path, family: str, source: str, target: str, seed: int) -> Path:
     """Where a source model is kept. Classes of emoji depend on the target; made shifts share Office-31's models."""
     name = f"{source}-{target}" if family == "emoji" else source
-    family = "office31" if family == "shifts" else family
-    return cache / "sources" / family / f"{name}-{seed}"
+    shared = {
+        "shifts": "office31",
+        "inverted": "digits",
+        "same": "office31" if source in OFFICE else "pacs",
+    }
+    return cache / "sources" / shared.get(family, family) / f"{name}-{seed}"
 
 
 def load_source(
@@ -154,7 +166,7 @@ def load_source(
             "tune": "new",
             "epochs": EPOCHS,
         }
-        if family == "digits":
+        if family in ("digits", "inverted"):
             settings = {
                 "backbone": "digits-cnn",
                 "patience": 0,
@@ -179,9 +191,9 @@ def load_task(cache: Path, family: str, source: str, target: str, seed: int) -> 
     model = load_source(cache, family, source, target, seed, classes)
     domain, labels = only(target_domain, model.classes)
     data = store_of(domain, labels, model.classes)
-    if family == "digits":
+    if family in ("digits", "inverted"):
         store = engine_store(data, model.spec, cpu())
-        settings = {"epochs": DIGIT_TARGET_EPOCHS[target]}
+        settings = {"epochs": DIGIT_TARGET_EPOCHS[target.removesuffix("-inverted")]}
         return Task(family, source, target, seed, model, store, None, settings)
     assert isinstance(data, Store)
     assert domain.whole is not None
