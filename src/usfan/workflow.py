@@ -30,7 +30,7 @@ from usfan.adaptation.several import mix_adapted, passes_of, with_passes
 from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
-from usfan.data.few_labels import few_labels
+from usfan.data.few_labels import FewLabels, few_labels
 from usfan.data.images import common_folder
 from usfan.data.labels import some
 from usfan.data.sources import ImageData
@@ -201,7 +201,7 @@ def adapt(
         raise ConfigError(
             "features of a witness are for one source model; name the witness instead"
         )
-    table = None if labels is None else few_labels(labels, data, source.classes)
+    few = None if labels is None else few_labels(labels, data, source.classes)
     names = [handle.name for handle in sources]
     record = {
         "source": names[0] if len(names) == 1 else names,
@@ -216,12 +216,12 @@ def adapt(
         model: AdaptedModel
         if len(sources) > 1:
             model = adapt_several(
-                sources, plan, data, settings, runtime, display, output, folder, record, table
+                sources, plan, data, settings, runtime, display, output, folder, record, few
             )
         else:
             with display("adapting") as progress:
                 source_model, images = load_and_decode(source, data, runtime)
-                inputs = prepare(plan, source_model, images, runtime, table, witness)
+                inputs = prepare(plan, source_model, images, runtime, few, witness)
                 model = run_adaptation(inputs, runtime, folder, progress)
         if isinstance(data, ImageData):
             model.passes = dataclasses.replace(passes_of(model), images=data.without_labels())
@@ -259,11 +259,11 @@ def adapt_model(
     if features is None:
         settings["witness"] = witness
     plan = make_plan(open_source(source), settings, features)
-    table = None if labels is None else few_labels(labels, data, source.classes)
+    few = None if labels is None else few_labels(labels, data, source.classes)
     images = data
     if not isinstance(images, Store):
         images = engine_store(images.without_labels(), source.spec, runtime)
-    inputs = prepare(plan, source, images, runtime, table, features)
+    inputs = prepare(plan, source, images, runtime, few, features)
     return run_adaptation(inputs, runtime, run, progress)
 
 
@@ -277,7 +277,7 @@ def adapt_several(
     output: Output,
     folder: RunFolder | None,
     record: Mapping[str, Any],
-    labels: Tensor | None,
+    labels: FewLabels | None,
 ) -> MixtureModel:
     """Adapt each source in a run folder of its own inside that of the mixture (member-1, member-2, …), and mix them."""
     unlabelled = data.without_labels() if isinstance(data, ImageData) else data
@@ -294,8 +294,8 @@ def adapt_several(
                 members.append(with_passes(source.load(), saved, images, runtime))
                 continue
             with display(f"adapting {number} of {len(sources)}") as progress:
-                table = reorder_labels(labels, sources[0].classes, source.classes)
-                inputs = prepare(member_plan, source.load(), images, runtime, table)
+                few = reorder_labels(labels, sources[0].classes, source.classes)
+                inputs = prepare(member_plan, source.load(), images, runtime, few)
                 member = run_adaptation(inputs, runtime, member_folder, progress)
             members.append(member)
             if member_folder is not None and isinstance(data, ImageData):
@@ -305,7 +305,7 @@ def adapt_several(
     names = () if output.private else [source.name for source in sources]
     mixture = mix_adapted(members, plan.config, plan.method, names)
     if labels is not None:
-        table = labels[images.positions.cpu()]
+        table = labels.learn[images.positions.cpu()]
         record_user_labels(mixture, UserLabels.of_table(table, len(mixture.classes)))
     if folder is not None:
         folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
@@ -313,14 +313,14 @@ def adapt_several(
 
 
 def reorder_labels(
-    labels: Tensor | None, classes: Sequence[str], member_classes: Sequence[str]
-) -> Tensor | None:
+    labels: FewLabels | None, classes: Sequence[str], member_classes: Sequence[str]
+) -> FewLabels | None:
     """Labels that index `classes` as labels that index a member's classes, which may stand in another order."""
     if labels is None:
         return None
     # −1 (no label) takes the last entry, which is −1
-    order = torch.tensor([*(member_classes.index(name) for name in classes), -1])
-    return order[labels]
+    order = torch.tensor([*(member_classes.index(name) for name in classes), len(classes), -1])
+    return FewLabels(order[labels.learn], order[labels.judge])
 
 
 def check_sources(sources: Sequence[SourceHandle], runtime: Runtime) -> None:

@@ -8,10 +8,15 @@ import torch
 from PIL import Image
 
 import usfan
-from usfan.data.few_labels import few_labels
+from usfan.data.few_labels import few_labels as read_labels
 from usfan.errors import DataError
 
 CLASSES = ("apple", "mug", "zebra")
+
+
+def few_labels(labels, data, classes):
+    """The labels to learn from."""
+    return read_labels(labels, data, classes).learn
 
 
 @pytest.fixture
@@ -125,12 +130,30 @@ def test_what_is_refused(photos, tmp_path, text, said):
         ([0, 1, 2], "labels, item 0: expected an image"),
         (5, "labels must be a file, or pairs"),
         (torch.tensor([0, 1]), "one entry per image, 6"),
-        (torch.tensor([0, 1, 2, 3, 0, 0]), "labels must be from 0 to 2"),
+        (
+            torch.tensor([0, 1, 2, 4, 0, 0]),
+            "labels must be from 0 to 2, 3 for none of the classes",
+        ),
     ],
 )
 def test_labels_that_are_none(photos, given, said):
     with pytest.raises(DataError, match=said):
         few_labels(given, photos, CLASSES)
+
+
+def test_questions_none_of_these_and_skipped_images(photos, tmp_path):
+    """Labels that only compare models are kept apart; K stands for an image of no class of the model."""
+    rows = ["path,label,question", "100CANON/0.png,mug,name", "100CANON/1.png,zebra,judge"]
+    rows += ["100CANON/2.png,None of these,judge", "101CANON/0.png,none of these,"]
+    rows += ["101CANON/1.png,skip,judge"]
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    labels = read_labels(tmp_path / "labels.csv", photos, CLASSES)
+    assert labels.learn.tolist() == [1, -1, -1, 3, -1, -1]
+    assert labels.judge.tolist() == [-1, 2, 3, -1, -1, -1]
+    assert labels.all.tolist() == [1, 2, 3, 3, -1, -1]
+    (tmp_path / "labels.csv").write_text("path,label,question\n100CANON/0.png,mug,maybe\n")
+    with pytest.raises(DataError, match=r"line 2: question is name or judge, not maybe"):
+        read_labels(tmp_path / "labels.csv", photos, CLASSES)
 
 
 def test_no_path_leaves_the_root(photos, tmp_path):

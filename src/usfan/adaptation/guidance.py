@@ -64,7 +64,9 @@ class Guidance:
         samples: int,
         *,
         separates: bool = False,
+        new_rows: Tensor | None = None,
     ) -> None:
+        """`new_rows`: images that the user calls new."""
         self.certainty = certainty
         self.split = split
         self.separates = separates
@@ -77,12 +79,14 @@ class Guidance:
         """Whether classes may be missing."""
         self.weights = torch.ones(count, device=runtime.device)
         """N: weight in the entropy term."""
+        self.new_rows = new_rows
         self.known = torch.ones(count, device=runtime.device)
         """N: 1 for samples judged known, else 0."""
         self.diverse = torch.ones(count, device=runtime.device)
         """N: weight in the mean of L_div."""
         self.shares: Tensor | None = None
         """K class shares that are the aim of L_div; None means equal shares."""
+        self.leave_out_new()
 
     @property
     def rare(self) -> int:
@@ -103,11 +107,19 @@ class Guidance:
             self.diverse.copy_(self.known)
         else:
             self.diverse.fill_(1.0)
+        self.leave_out_new()
+
+    def leave_out_new(self) -> None:
+        """Images that the user calls new take no part."""
+        if self.new_rows is not None:
+            self.known[self.new_rows] = 0
+            self.diverse[self.new_rows] = 0
 
     def set_known(self, known: Tensor, shares: Tensor | None) -> None:
         """Take over a term's estimate of the known samples (N) and of their class shares (K)."""
         self.known.copy_(known)
         self.diverse.copy_(known)
+        self.leave_out_new()
         if shares is None:
             return
         if self.shares is None:

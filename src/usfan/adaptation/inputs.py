@@ -13,6 +13,7 @@ from torch import Tensor
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.tune import TuneChoice, choose_tune
 from usfan.adaptation.witness import Witness, choose_judge, choose_witness, testimony
+from usfan.data.few_labels import FewLabels
 from usfan.data.store import Store
 from usfan.engine.features import features_of
 from usfan.engine.passes import prepare as prepare_network
@@ -43,6 +44,8 @@ class Inputs:
     judge: Witness | None = None
     """Pretrained network of the guard."""
     user_labels: UserLabels | None = None
+    judge_labels: Tensor | None = None
+    """N: labels that only compare models; K for an image of no class of the model, −1 for none."""
 
 
 def prepare(
@@ -50,11 +53,10 @@ def prepare(
     source: SourceModel,
     images: Store,
     runtime: Runtime,
-    labels: Tensor | None = None,
+    labels: FewLabels | None = None,
     witness: Tensor | None = None,
 ) -> Inputs:
-    """The inputs for a plan. `labels`: one class per image of the data, −1 for none. `witness`: a description of the
-    images that the caller brings."""
+    """The inputs for a plan. `witness`: a description of the images that the caller brings."""
     images = dataclasses.replace(images, labels=None, classes=None)
     check_images(plan, images, labels)
     network = copy.deepcopy(source.classifier)
@@ -72,15 +74,22 @@ def prepare(
     if witness is not None:
         witness = witness.to(runtime.device)
     user_labels = None
+    judge_labels = None
     if labels is not None:
-        table = labels[images.positions.cpu()]
+        positions = images.positions.cpu()
+        table = labels.learn[positions]
         user_labels = UserLabels.of_table(table, len(source.classes), runtime.device)
-    return Inputs(plan, source, network, images, store, witness, judge, user_labels)
+        if not len(user_labels.all_rows):
+            user_labels = None
+        judge_labels = labels.judge[positions]
+    return Inputs(
+        plan, source, network, images, store, witness, judge, user_labels, judge_labels
+    )
 
 
-def check_images(plan: Plan, images: Store, labels: Tensor | None) -> None:
+def check_images(plan: Plan, images: Store, labels: FewLabels | None) -> None:
     method = plan.method
-    if labels is not None and not method.terms:
+    if labels is not None and bool((labels.learn >= 0).any()) and not method.terms:
         raise ConfigError(
             f"{method.name} trains nothing, so labels cannot help it: choose another method"
         )

@@ -40,6 +40,7 @@ from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
 from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
+from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier
 from usfan.store.model import AdaptedModel, Passes
@@ -106,7 +107,7 @@ class Adaptation:
 
     def set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        labelled = self.inputs.user_labels is not None
+        labelled = bool(self.inputs.user_labels)
         self.schedule = Schedule.of(plan, len(self.store), labelled=labelled)
 
     def run(self) -> AdaptedModel:
@@ -186,14 +187,17 @@ class Adaptation:
         if not reason:
             witness = self.inputs.witness
             class_probs = self.uncertainty.predictive(before.features, 1.0)
-            if self.inputs.user_labels is not None:
-                self.inputs.user_labels.pin(class_probs)
+            labels = self.inputs.user_labels
+            if labels is not None:
+                labels.pin(class_probs)
             self.target_classes = estimate_target_classes(
                 before.features if witness is None else witness,
                 class_probs.clamp_min(1e-12).log(),
                 self.second_view(before),
                 witnessed=witness is not None,
             ).to_dict()
+            if labels is not None and len(labels.new_rows):
+                self.target_classes = with_new_classes(self.target_classes, labels)
         setting = str(self.target_classes["setting"])
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
@@ -283,7 +287,7 @@ class Adaptation:
             stage,
             self.terms,
             self.runtime,
-            beside=None if labels is None else labels.rows,
+            beside=labels.rows if labels else None,
             progress=progress,
         )
 
@@ -524,6 +528,18 @@ def settles_first(plan: Plan) -> bool:
     return separates or (method.settles and bool(method.terms))
 
 
+def with_new_classes(estimate: dict[str, object], labels: UserLabels) -> dict[str, object]:
+    """The estimate of the classes, when the user says that some images are of none of the model's."""
+    settings = {"closed": "open", "partial": "universal"}
+    setting = str(estimate["setting"])
+    new = f"you say that {len(labels.new_rows)} images are of none of the classes"
+    return {
+        **estimate,
+        "setting": settings.get(setting, setting),
+        "reason": f"{estimate['reason']}; {new}",
+    }
+
+
 def make_guidance(
     plan: Plan, inputs: Inputs, runtime: Runtime, uncertainty: Uncertainty
 ) -> Guidance:
@@ -537,6 +553,7 @@ def make_guidance(
         uncertainty,
         plan.config.samples,
         separates=separation_weight(plan) > 0,
+        new_rows=None if inputs.user_labels is None else inputs.user_labels.new_rows,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import SupportsInt
 
 import torch
@@ -24,6 +25,13 @@ from usfan.errors import DataError
 
 NONE = -1
 """Stands for an image without a label."""
+NONE_OF_THESE = "none of these"
+"""The label of an image that is of no class of the model."""
+SKIP = "skip"
+"""The label of an image that nobody can tell."""
+NAME = "name"
+JUDGE = "judge"
+"""Why a label was asked for: to learn from, or to compare models. A model never learns from the latter."""
 
 ImageName = str | os.PathLike[str] | SupportsInt
 """A path, or a position in the data."""
@@ -37,30 +45,45 @@ UserLabelSource = (
 """A file, a mapping from images to class names, pairs of both, or a tensor with −1 for images without a label."""
 
 
+@dataclass(frozen=True, eq=False)
+class FewLabels:
+    """Labels of a few of N images: the index of a class, K for an image of no class of the model, −1 for none."""
+
+    learn: Tensor
+    """N: labels to learn from."""
+    judge: Tensor
+    """N: labels that only compare models."""
+
+    @property
+    def all(self) -> Tensor:
+        return torch.where(self.learn >= 0, self.learn, self.judge)
+
+
 def few_labels(
-    labels: UserLabelSource,
+    labels: UserLabelSource | FewLabels,
     data: ImageData | Store,
     classes: Sequence[str],
     *,
     open_set: bool = False,
-) -> Tensor:
-    """LongTensor, one entry per image of `data`: an index into `classes`, or −1 for an image without a label.
-
-    With `open_set`, other names are new classes, and get the index len(classes).
-    """
-    if not isinstance(labels, Tensor):
-        labels = _table(labels, data, classes, open_set)
-    table = labels.detach().cpu().long()
-    if table.shape != (len(data),):
+) -> FewLabels:
+    """The user's labels of images of `data`. A tensor has labels to learn from. With `open_set`, names that the model
+    does not know are new classes."""
+    if isinstance(labels, Tensor):
+        table = labels.detach().cpu().long()
+        labels = FewLabels(table, torch.full_like(table, NONE))
+    elif not isinstance(labels, FewLabels):
+        labels = _tables(labels, data, classes, open_set)
+    if labels.learn.shape != (len(data),):
         raise DataError(
-            f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(table.shape)}"
+            f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(labels.learn.shape)}"
         )
-    highest = len(classes) - 1 + open_set
-    if bool((table < NONE).any() | (table > highest).any()):
-        raise DataError(f"labels must be from 0 to {highest}, or −1 for none")
-    if not bool((table >= 0).any()):
+    if bool((labels.all < NONE).any() | (labels.all > len(classes)).any()):
+        raise DataError(
+            f"labels must be from 0 to {len(classes) - 1}, {len(classes)} for none of the classes, or −1 for none"
+        )
+    if not bool((labels.all >= 0).any()):
         raise DataError("no label is given: fill in the column `label` of some images")
-    return table
+    return labels
 
 
 def only_labelled(
@@ -70,19 +93,21 @@ def only_labelled(
     *,
     open_set: bool = False,
 ) -> ImageData:
-    """The images of `data` that the user labelled, with these labels."""
-    table = few_labels(labels, data, classes, open_set=open_set)
-    labelled = table >= 0
+    """The images of `data` that the user labelled, with these labels. Without `open_set`, those of the model's
+    classes."""
+    table = few_labels(labels, data, classes, open_set=open_set).all
+    labelled = (table >= 0) & (table < len(classes) + open_set)
+    if not bool(labelled.any()):
+        raise DataError(
+            "no label is of a class of the model: pass --open-set to count the others"
+        )
     part = data.subset(labelled)
     return part._with(labels=table[labelled], classes=tuple(classes), named=True)
 
 
-def _table(
-    labels: object,
-    data: ImageData | Store,
-    classes: Sequence[str],
-    open_set: bool,
-) -> Tensor:
+def _tables(
+    labels: object, data: ImageData | Store, classes: Sequence[str], open_set: bool
+) -> FewLabels:
     model = ClassNames(classes)
     positions = {path: position for position, path in enumerate(data.paths or ())}
     folders = [os.getcwd()]
@@ -91,26 +116,36 @@ def _table(
     if data.paths:
         folders.append(common_folder(data.paths))
     table = torch.full((len(data),), NONE)
-    for place, image, name in _rows(labels):
+    is_judge = torch.zeros(len(data), dtype=torch.bool)
+    for place, image, name, question in _rows(labels):
         position = _position(place, image, data, positions, folders)
+        if name.casefold() == SKIP:
+            continue
         number = _class_number(place, name, model, open_set)
         previous = int(table[position])
         if previous not in (NONE, number):
-            before = [*classes, "unknown"][previous]
+            before = [*classes, NONE_OF_THESE][previous]
             raise DataError(
                 f"{place}{one_line(str(image))} is {name} here and {before} before: keep one"
             )
         table[position] = number
-    return table
+        is_judge[position] = question == JUDGE
+    none = torch.full_like(table, NONE)
+    return FewLabels(torch.where(is_judge, none, table), torch.where(is_judge, table, none))
 
 
-def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
-    """Place, image and class name of the labels in a file, a mapping or pairs."""
+def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str]]:
+    """Place, image, class name and question of the labels in a file, a mapping or pairs."""
     if isinstance(labels, (str, os.PathLike)):
         file = absolute(labels)
-        for place, path, name in entries_of(read_text(file), os.path.basename(file)):
-            if name is not None:
-                yield place, path, name
+        for entry in entries_of(read_text(file), os.path.basename(file)):
+            question = (entry.question or NAME).casefold()
+            if question not in (NAME, JUDGE):
+                raise DataError(
+                    f"{entry.place}question is {NAME} or {JUDGE}, not {one_line(question)}"
+                )
+            if entry.label is not None:
+                yield entry.place, entry.path, entry.label, question
         return
     items = labels.items() if isinstance(labels, Mapping) else labels
     if not isinstance(items, Iterable):
@@ -122,7 +157,7 @@ def _rows(labels: object) -> Iterator[tuple[str, ImageName, str]]:
         place = f"labels, item {number}: "
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise DataError(f"{place}expected an image (a path or a position) and its class")
-        yield place, item[0], str(item[1])
+        yield place, item[0], str(item[1]), NAME
 
 
 def _position(
@@ -153,14 +188,17 @@ def _position(
 
 
 def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> int:
-    """The index of a class; with `open_set` that of a new one if no class has the name in any case."""
+    """The index of a class, or the number of classes for an image of none of them; with `open_set` also for a name that
+    is no class in any case."""
     number = model.number(name)
     if number is not None:
         return number
-    if open_set and not model.has_any([name]):
+    if name.casefold() == NONE_OF_THESE or (open_set and not model.has_any([name])):
         return len(model.index)
     similar = model.similar(name)
     hint = (
         f"did you mean {similar}?" if similar else f"its classes are {some(list(model.index))}"
     )
-    raise DataError(f"{place}the model has no class {one_line(name)}: {hint}")
+    raise DataError(
+        f"{place}the model has no class {one_line(name)}: {hint} (write `{NONE_OF_THESE}` for an image of no class)"
+    )

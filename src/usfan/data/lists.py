@@ -61,6 +61,8 @@ class Entry(NamedTuple):
     """File and line, for messages; ends in a colon."""
     path: str
     label: str | None = None
+    question: str | None = None
+    """Why the label was asked for, in a table with this column."""
 
 
 def parse(text: str, file: str = "list") -> list[Entry]:
@@ -85,20 +87,24 @@ def entries_of(text: str, file: str) -> list[Entry]:
     cells = [cell.strip(' "\r\t').casefold() for cell in first.split(separator)]
     path_column = _column(cells, PATH_COLUMNS)
     label_column = _column(cells, LABEL_COLUMNS)
+    question_column = _column(cells, ["question"])
     has_names = path_column < len(cells) and not any(map(_is_path, cells))
     if not has_names:
         if separator not in first or not file.lower().endswith((".csv", ".tsv")):
             return parse(text, name)
         path_column = 0
         label_column = 1
+        question_column = 2
     entries = []
     try:
         for line, row in enumerate(csv.reader(text.splitlines(), delimiter=separator), start=1):
             place = f"{name}, line {line}: "
-            row += [""] * (1 + max(path_column, label_column) - len(row))
+            row += [""] * (1 + max(path_column, label_column, question_column) - len(row))
             path = row[path_column].strip()
             if path:
-                entries.append(Entry(place, path, row[label_column].strip() or None))
+                label = row[label_column].strip() or None
+                question = row[question_column].strip() or None
+                entries.append(Entry(place, path, label, question))
             elif any(map(str.strip, row)):
                 raise DataError(f"{place}no path in it")
     except csv.Error as error:
@@ -125,7 +131,7 @@ def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]
     """Absolute paths of files that are there; relative ones count from `root`, or from `base`."""
     paths = []
     missing = []
-    for place, path, _ in entries:
+    for place, path, *_ in entries:
         path = os.path.abspath(os.path.join(root or base, path))
         check_root([path], root, place)
         if not os.path.isfile(path):

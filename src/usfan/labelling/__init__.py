@@ -1,0 +1,1 @@
+"""Questions to the user, answers, and what they decide."""
