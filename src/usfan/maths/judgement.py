@@ -1,0 +1,74 @@
+"""What answers about random images say of two models: which is better, and how good each is.
+
+Everything follows one random permutation of the N images, which is the same for all models of a target: answers stay of
+use if the target is adapted to again. Answers count up to the first image in this order that has none
+(`maths.decision`), so it does not matter in which order the user answers.
+
+Shapes: N images; predictions and answers are classes, K for an image of no class of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from usfan.maths.agreement import Interval
+from usfan.maths.decision import (
+    SKIPPED,
+    Decision,
+    decide,
+    judge_questions,
+    judged_prefix,
+    judging_order,
+)
+from usfan.maths.measurement import measured_accuracy
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The decision, and the accuracy of both models (95 %)."""
+
+    decision: Decision
+    source: Interval
+    adapted: Interval
+    answers: int
+    """Images that count."""
+
+
+def judge(before: Tensor, after: Tensor, answers: Tensor) -> Judgement:
+    """From N predictions of the source model and of the adapted one, and N answers (`NO_ANSWER` for none, `SKIPPED` for
+    images that do not count)."""
+    order = judging_order(len(before), SEED)
+    counts = answers != SKIPPED
+    changed = before != after
+    strata = []
+    for members in (changed & counts, ~changed & counts):
+        strata.append((int(members.sum()), judged_prefix(order, members, answers)))
+    (changed_count, changed_rows), _ = strata
+    decision = decide(
+        after[changed_rows] == answers[changed_rows],
+        before[changed_rows] == answers[changed_rows],
+        changed_count,
+        int(counts.sum()),
+    )
+    intervals = [
+        measured_accuracy([(size, predictions[rows] == answers[rows]) for size, rows in strata])
+        for predictions in (before, after)
+    ]
+    answered = sum(len(rows) for _, rows in strata)
+    return Judgement(decision, *intervals, answered)
+
+
+def next_judged(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:
+    """Rows of the next `count` images to ask about."""
+    decision = judge(before, after, answers).decision
+    return judge_questions(
+        judging_order(len(before), SEED),
+        before != after,
+        answers,
+        count,
+        decided=decision.value != "not yet",
+    )

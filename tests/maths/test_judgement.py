@@ -1,0 +1,78 @@
+"""Judging two models by answers about random images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from usfan.maths.decision import NO_ANSWER, SKIPPED
+from usfan.maths.judgement import judge, next_judged
+
+
+def models(seed: int, count: int = 400):
+    """Truth, source (55 %) and adapted predictions (80 %) of 5 classes."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randint(5, (count,), generator=generator)
+    wrong = (truth + torch.randint(1, 5, (count,), generator=generator)) % 5
+    source = torch.where(torch.rand(count, generator=generator) < 0.55, truth, wrong)
+    adapted = torch.where(torch.rand(count, generator=generator) < 0.8, truth, wrong)
+    return truth, source, adapted
+
+
+def answered(truth, before, after, count):
+    """`count` answers, one at a time, to what is asked."""
+    answers = torch.full_like(truth, NO_ANSWER)
+    for _ in range(count):
+        (row,) = next_judged(before, after, answers, 1).tolist()
+        answers[row] = truth[row]
+    return answers
+
+
+def test_answers_decide_and_measure():
+    truth, before, after = models(0)
+    empty = judge(before, after, torch.full_like(truth, NO_ANSWER))
+    assert empty.decision.value == "not yet"
+    assert (empty.adapted.low, empty.adapted.high) == pytest.approx((0, 1), abs=0.15)
+    judgement = judge(before, after, answered(truth, before, after, 60))
+    assert judgement.decision.value == "better"
+    assert judgement.answers == 60
+    for interval, predictions in ((judgement.source, before), (judgement.adapted, after)):
+        share = float((predictions == truth).double().mean())
+        assert interval.low - 0.02 <= share <= interval.high + 0.02
+        assert interval.high - interval.low < 0.35
+
+
+def test_all_answers_are_the_truth():
+    truth, before, after = models(1, 60)
+    judgement = judge(before, after, truth)
+    assert judgement.source.value == pytest.approx(float((before == truth).double().mean()))
+    assert judgement.adapted.low == pytest.approx(judgement.adapted.high)
+
+
+def test_the_other_way_round_is_worse_and_the_same_model_no_different():
+    truth, before, after = models(2)
+    answers = answered(truth, before, after, 60)
+    assert judge(after, before, answers).decision.value == "worse"
+    assert judge(before, before, answers).decision.value == "no difference"
+
+
+def test_answers_keep_their_worth_for_the_next_model():
+    """The order of the images does not depend on the model, so most answers count again."""
+    truth, before, after = models(3)
+    answers = answered(truth, before, after, 60)
+    third = models(4)[2]
+    third = torch.where(torch.rand(400) < 0.8, after, third)
+    again = judge(before, third, answers)
+    assert 0 < again.answers <= 60
+
+
+def test_skipped_images_and_images_of_no_class():
+    truth, before, after = models(5)
+    answers = torch.full_like(truth, NO_ANSWER)
+    first = next_judged(before, after, answers, 1)
+    answers[first] = SKIPPED
+    assert next_judged(before, after, answers, 1) != first
+    truth = torch.where(torch.arange(400) % 4 == 0, 5, truth)  # no class of the model
+    answers = truth.clone()
+    judgement = judge(before, after, answers)
+    assert judgement.adapted.value == pytest.approx(float((after == truth).double().mean()))
