@@ -308,7 +308,7 @@ def adapt_several(
         table = labels[images.positions.cpu()]
         record_user_labels(mixture, UserLabels.of_table(table, torch.device("cpu")))
     if folder is not None:
-        folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
+        folder.log("mixed", shares=list(mixture.shares))
     return mixture
 
 

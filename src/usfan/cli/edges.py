@@ -184,7 +184,7 @@ def say_adapted(
     say_skipped(images, logged=not private)
     if isinstance(model, MixtureModel):
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
-        say(f"mixed by {model.mixing}: {', '.join(weights)}")
+        say(f"mixed: {', '.join(weights)}")
     say_changes(out, data, model, module)
     say_figures(read_json(Path(out, "metrics.json")), out)
 

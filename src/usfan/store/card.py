@@ -18,7 +18,6 @@ def model_card(config: JsonTable) -> str:
         loading = "(folder)`; each member is a model folder of its own."
         rows = {
             "classes": _cell(listed),
-            "mixing": _cell(config["mixing"]),
             "shares of the members": ", ".join(f"{share:.3f}" for share in config["shares"]),
         }
         end = []

@@ -19,7 +19,7 @@ from usfan.data.views import InputSpec, test_view
 from usfan.errors import ConfigError
 from usfan.maths.objectives import certainty_weights, entropy
 from usfan.maths.outputs import Outputs, Prediction, check_finite
-from usfan.maths.source_mixture import mixed, reordered, source_weights
+from usfan.maths.source_mixture import mixed, reordered
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
@@ -289,16 +289,14 @@ class MixtureModel(AdaptedModel):
     the posterior and the uncertainty are those of the first. `of` makes one."""
 
     members: tuple[SourceModel, ...] = ()
-    mixing: str = "evidence"
     shares: tuple[float, ...] = ()
-    """α of every member, before its certainty comes in."""
+    """α of every member."""
     kind = "mixture"
 
     @classmethod
     def of(
         cls,
         members: Sequence[SourceModel],
-        mixing: str,
         shares: Sequence[float],
         *,
         classes: tuple[str, ...] | None = None,
@@ -321,14 +319,8 @@ class MixtureModel(AdaptedModel):
             method=method or str(getattr(first, "method", "source-only")),
             unknown_rule=unknown_rule,
             members=tuple(members),
-            mixing=mixing,
             shares=tuple(shares),
         )
-
-    @property
-    def by_certainty(self) -> bool:
-        """Whether the certainty of each sample counts."""
-        return self.mixing == "certainty"
 
     def facts(self) -> dict[str, str]:
         networks = dict.fromkeys(model.facts()["network"] for model in self.members)
@@ -336,7 +328,7 @@ class MixtureModel(AdaptedModel):
         return {
             "method": self.method,
             "members": f"{len(self.members)} of {', '.join(networks)}",
-            "mixing": f"{self.mixing}, shares {shares}",
+            "shares": shares,
             "classes": describe_classes(self.classes),
         }
 
@@ -352,10 +344,7 @@ class MixtureModel(AdaptedModel):
         same_order = []
         for number, member in enumerate(outputs):
             same_order.append(reordered(member, self.order(number).to(member.logits.device)))
-        shares = torch.tensor(self.shares)
-        return mixed(
-            same_order, source_weights(same_order, shares, by_certainty=self.by_certainty)
-        )
+        return mixed(same_order, torch.tensor(self.shares))
 
     def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
         return self.mix([model.outputs_of_pixels(pixels) for model in self.members])

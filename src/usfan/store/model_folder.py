@@ -76,7 +76,6 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
     """The content of config.json."""
     config: JsonTable = {"format": "usfan", "version": 1, "kind": model.kind}
     if model.kind == "mixture":
-        config["mixing"] = model.mixing
         config["shares"] = list(model.shares)
     else:
         posterior = model.posterior
@@ -157,7 +156,6 @@ def read_mixture(config: MixtureConfig, opened: Folder, module: nn.Module | None
     return {
         "members": members,
         "classes": config.classes,
-        "mixing": config.mixing,
         "shares": config.shares,
         "method": config.method,
         "unknown_rule": read_rule(config, opened.path),

@@ -255,7 +255,7 @@ def model_hash(model: SourceModel) -> str:
     the hashes of its members and how they are mixed."""
     if isinstance(model, MixtureModel):
         members = map(model_hash, model.members)
-        parts = [model.mixing, list(model.shares), list(model.classes), *members]
+        parts = [list(model.shares), list(model.classes), *members]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     hashed = hashlib.sha256(json.dumps(list(model.classes)).encode())
     tables = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.budget import allowed
-from usfan.config import MIXINGS, VIEWS
+from usfan.config import VIEWS
 from usfan.config_checks import MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, DataError, printable
@@ -70,7 +70,6 @@ class MixtureConfig:
     """config.json of a mixture of several models after the checks. Each member has a folder."""
 
     classes: tuple[str, ...]
-    mixing: str
     shares: tuple[float, ...]
     method: str
     unknown_rule: JsonTable | None
@@ -189,9 +188,10 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
     shares = reader.numbers("shares", expected, 0.0, 1.0, range(2, MOST_SOURCES + 1))
     if not abs(sum(shares) - 1) < 1e-3:
         raise reader.fail("shares", "numbers whose sum is 1")
+    if reader.values.get("mixing") == "certainty":  # a folder of version 0.2
+        raise reader.fail("mixing", "evidence: adapt the sources again")
     return MixtureConfig(
         classes,
-        reader.read("mixing", MIXINGS),
         shares,
         reader.read("method", str),
         reader.optional_table("unknown_rule"),
