@@ -187,8 +187,10 @@ class Seen(Exception):
 
 
 def stopped_after(steps: int):
+    """After so many steps of 32 images."""
+
     def progress(done: int, total: int, figures: dict[str, float]) -> None:
-        if done == steps:
+        if done == 32 * steps:
             raise Seen
 
     return progress
@@ -228,8 +230,8 @@ def test_two_stages_are_one_run(source, target):
     assert records[1]["lr"] == pytest.approx(
         records[3]["lr"]
     )  # each stage has a schedule of its own
-    assert steps == [(done, 12) for done in range(1, 13)]
-    assert epochs == [(3, 1, 4), (6, 2, 4), (9, 3, 4), (12, 4, 4)]
+    assert steps == [(32 * step, 4 * 96) for step in range(1, 13)]
+    assert epochs == [(96, 1, 4), (192, 2, 4), (288, 3, 4), (384, 4, 4)]
     assert len(model.passes.path) == 5  # every epoch was judged
 
 

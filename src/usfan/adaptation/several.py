@@ -115,9 +115,7 @@ def history_of(
     source_probs = passes.before.probs
     records = []
     for epoch, outputs in enumerate((passes.before, passes.after)):
-        validators = validate(
-            outputs.probs, source_probs=source_probs, posterior_probs=outputs.posterior_probs
-        )
+        validators = validate(outputs.probs, source_probs, outputs.posterior_probs)
         records.append({"epoch": epoch, "validators": validators})
     sources = []
     reasons = []

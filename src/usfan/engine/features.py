@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import itertools
 import logging
-import math
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,26 +56,23 @@ class BackboneAlone(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.channels_last = channels_last
-        self.laid_out = False
 
     def extract(self, images: Tensor) -> Tensor:
-        if self.laid_out:
-            images = images.contiguous(memory_format=torch.channels_last)
         features: Tensor = self.backbone(images)
         return features
 
-    @contextlib.contextmanager
-    def fast(self, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
-        """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
-        self.laid_out = runtime.device.type == "cpu" and faster_laid_out(self.backbone, spec)
-        if self.laid_out:
-            self.backbone.to(memory_format=torch.channels_last)
-        try:
-            yield
-        finally:
-            if self.laid_out:
-                plain_layout(self.backbone)
-            self.laid_out = False
+
+@contextlib.contextmanager
+def laid_out(backbone: nn.Module, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
+    """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
+    if runtime.device.type != "cpu" or not faster_laid_out(backbone, spec):
+        yield
+        return
+    backbone.to(memory_format=torch.channels_last)
+    try:
+        yield
+    finally:
+        plain_layout(backbone)
 
 
 def on_features(classifier: Classifier) -> Classifier:
@@ -102,7 +98,11 @@ def features_of(
     """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
     the caller has it."""
     alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
-    with all_threads(), alone.fast(spec, runtime), passing(alone, spec, runtime) as through:
+    with (
+        all_threads(),
+        laid_out(alone.backbone, spec, runtime),
+        passing(alone, spec, runtime) as through,
+    ):
         width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
         if store.key is None or runtime.world > 1:
             table = fill(through, store, runtime, width)
@@ -116,18 +116,12 @@ def features_of(
 def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
     """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
     through all layers: within a layer threads would wait for each other, at the end of every one. Each thread has a
-    copy of the network; one that cannot be copied takes whole batches."""
-    threads = torch.get_num_threads()
-    at_once = math.gcd(threads, PASS_BATCH // PIECE)
-    in_pieces = (
-        runtime.device.type == "cpu"
-        and spec.size > SMALL_PICTURES
-        and (at_once > 1 or threads == 1)
-    )
-    networks = copies(alone, at_once) if in_pieces else None
-    if networks is None:
+    copy of the network; one that cannot be copied takes one piece after another."""
+    if runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES:
         yield lambda store, rows: pass_batch(alone, store, rows, spec, runtime)
         return
+    threads = torch.get_num_threads()
+    networks = copies(alone, min(threads, PASS_BATCH // PIECE))
     free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
     for network in networks:
         free.put(network)
@@ -144,32 +138,28 @@ def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator
         pieces = rows.tensor_split(max(1, len(rows) // PIECE))
         return torch.cat(list(pool.map(pass_piece, itertools.repeat(store), pieces)))
 
-    use(threads // at_once)
+    use(threads // len(networks))
     try:
-        with ThreadPoolExecutor(at_once) as pool:
+        with ThreadPoolExecutor(len(networks)) as pool:
             yield pass_pieces
     finally:
         use(threads)
 
 
-def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone] | None:
-    """The network and copies of it with the same tensors: a layer may note something in itself. None if it has hooks,
-    which all copies would share together with what they write to, or cannot be copied."""
-    if count > 1 and any(
-        part._forward_hooks or part._forward_pre_hooks for part in alone.modules()
-    ):
-        return None
-    networks = [alone]
+def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone]:
+    """The network and copies of it with the same tensors: a layer may note something in itself. The network alone if it
+    has hooks, which all copies would share together with what they write to, or cannot be copied."""
+    if any(part._forward_hooks or part._forward_pre_hooks for part in alone.modules()):
+        return [alone]
+    tensors = [*alone.parameters(), *alone.buffers()]
     try:
-        while len(networks) < count:
-            tensors = itertools.chain(alone.parameters(), alone.buffers())
-            networks.append(copy.deepcopy(alone, {id(tensor): tensor for tensor in tensors}))
+        others = [copy.deepcopy(alone, {id(t): t for t in tensors}) for _ in range(1, count)]
     except Exception as error:  # a user's network may hold anything, such as a lock
         log.debug(
             "the backbone cannot be copied, so threads do not share the images: %s", error
         )
-        return None
-    return networks
+        return [alone]
+    return [alone, *others]
 
 
 def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:

@@ -16,23 +16,20 @@ from torch.autograd.function import once_differentiable
 from usfan.models.classifier import batch_norms
 
 
-def _summed(values: Tensor) -> Tensor:
-    values = values.clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(values)
-    return values
-
-
 class _Sum(torch.autograd.Function):
     """The sum over processes; its gradient is the sum of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        return _summed(values)
+        values = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(values)
+        return values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _summed(grad)
+        total: Tensor = _Sum.apply(grad)
+        return total
 
 
 def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
