@@ -47,8 +47,11 @@ def main() -> None:
     from usfan.config import RuntimeConfig
     from usfan.engine.runtime import start_runtime
     from usfan.study.digits import run_demo
+    from usfan.study.entropies import ENTROPY_METHODS
 
-    run_demo(out / "demo", runtime=start_runtime(RuntimeConfig(device="cpu")), quick=True)
+    # two of its methods: all of them learn from the same tensors
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    run_demo(out / "demo", runtime=runtime, quick=True, methods=list(ENTROPY_METHODS))
     data = class_folder(out / "data")
     source = train_tiny(data, out / "source")
     adapted = adapt_tiny(source, data, out / "adapted")

@@ -21,9 +21,9 @@ def memory(field):  # of this process alone: ru_maxrss would begin with the peak
 
 page.write_report([Path(sys.argv[1])], Path(sys.argv[2]))  # a run of a few images loads what is imported late
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-before, started = memory("VmRSS"), time.perf_counter()
+before, started = memory("VmRSS"), time.process_time()
 page.write_report([Path(sys.argv[3])], Path(sys.argv[4]))
-print(json.dumps({"seconds": time.perf_counter() - started, "mebibytes": memory("VmHWM") - before}))
+print(json.dumps({"seconds": time.process_time() - started, "mebibytes": memory("VmHWM") - before}))
 """
 
 
@@ -31,7 +31,7 @@ print(json.dumps({"seconds": time.perf_counter() - started, "mebibytes": memory(
     not Path("/proc/self/clear_refs").exists(),
     reason="memory is measured through Linux's /proc",
 )
-def test_55000_images_take_under_30_seconds_and_2_gigabytes(tmp_path: Path) -> None:
+def test_55000_images_take_under_30_cpu_seconds_and_2_gigabytes(tmp_path: Path) -> None:
     small = write_adapt_run(tmp_path / "small", N=60)
     large = write_adapt_run(tmp_path / "large", N=55_000, K=12, open_set=True)
     out = tmp_path / "large.html"

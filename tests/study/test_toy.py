@@ -11,7 +11,7 @@ from rich.console import Console
 
 from small_runs import usfan
 from usfan.maths.objectives import certainty_weights
-from usfan.study import toy
+from usfan.study import toy, toy_figure
 from usfan.study.choices import PAPER
 from usfan.study.toy_points import make_domains
 
@@ -42,7 +42,8 @@ def test_target_classes_are_where_the_protocol_puts_them():
             assert abs(float(spread) - math.hypot(1.2 * 1.3, 1.5)) < 0.05
 
 
-def test_run_writes_its_folder(tmp_path):
+def test_run_writes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(toy_figure, "GRID", 40)
     one = tmp_path / "one"
     quick = {"source_epochs": 3, "epochs": 1, "methods": PAPER}
     toy.run_toy((2, 7), out=one, **quick)
@@ -89,7 +90,10 @@ def models(tmp_path_factory):
     """Two seeds, of which SHOT-IM flips one."""
     out = tmp_path_factory.mktemp("toy")
     methods = ("source-only", "shot-im", "u-sfan")
-    return toy.run_toy((6, 9), out=out, methods=methods), metrics_of(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy, "VARIANTS", {})  # of these lines only the picture and the table are tested
+        patch.setattr(toy, "toy_figure", lambda *_: None)
+        return toy.run_toy((6, 9), out=out, methods=methods), metrics_of(out)
 
 
 def test_every_method_solves_the_mild_shift(models):
