@@ -10,7 +10,6 @@ from torch import Tensor
 from usfan.config import RuntimeConfig
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.accelerate.stem import block_stems
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.engine.stepper import Stepper
@@ -163,7 +162,6 @@ def test_a_compiled_pass_is_the_eager_one() -> None:
     data = Store(pixels, torch.arange(150), torch.arange(150) % CLASSES, tuple(NAMES))
     model = train_source(data, runtime=engine, **settings)
     expected, _ = forward_store(model.classifier, data, model.spec, engine)
-    block_stems(model.classifier)
     replay = replayed_pass(model.classifier, data, model.spec, engine, 100)
     found, _ = forward_store(model.classifier, data, model.spec, engine, replay=replay)
     assert found.shape == expected.shape

@@ -380,7 +380,9 @@ def test_images_that_stall_the_decoder(data, source, tmp_path):
     Image.new("L", (30, 30), 200).save(folder / "good.png")
     began = time.perf_counter()
     assert usfan("predict", source, folder, "--out", tmp_path / "p.csv", "--device", "cpu") == 0
-    assert time.perf_counter() - began < 60  # an image that is decoded all the same takes minutes
+    assert (
+        time.perf_counter() - began < 60
+    )  # an image that is decoded all the same takes minutes
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [Path(row["path"]).name for row in rows if not row["error"]] == ["good.png"]
     assert (

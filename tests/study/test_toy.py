@@ -91,7 +91,9 @@ def models(tmp_path_factory):
     out = tmp_path_factory.mktemp("toy")
     methods = ("source-only", "shot-im", "u-sfan")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "VARIANTS", {})  # of these lines only the picture and the table are tested
+        patch.setattr(
+            toy, "VARIANTS", {}
+        )  # of these lines only the picture and the table are tested
         patch.setattr(toy, "toy_figure", lambda *_: None)
         return toy.run_toy((6, 9), out=out, methods=methods), metrics_of(out)
 
