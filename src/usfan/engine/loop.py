@@ -100,7 +100,7 @@ class Loop:
         if rows is None:
             rows = torch.arange(len(feeder.store), device=runtime.device)
         self.rows = rows
-        self.beside = None if beside is None else beside.to(runtime.device)
+        self.beside = rows[:0] if beside is None else beside.to(runtime.device)
         self.batches = count_batches(len(self.rows), stage.batch_size)
         self.steps = self.batches * stage.epochs
         self.compiled = worth_compiling(runtime, self.steps)
@@ -164,10 +164,10 @@ class Loop:
 
     def samples_beside(self, epoch: int, number: int) -> Tensor:
         """This process's share of the samples that go beside a batch; they take turns."""
-        if self.beside is None:
-            return self.rows[:0]
         count = len(self.beside)
         at_once = self.count_beside
+        if not at_once:
+            return self.beside
         order = permutation(count, self.stage.seed, (1 << 21) + epoch).to(self.beside.device)
         turn = number * at_once + torch.arange(at_once, device=order.device)
         samples = self.beside[order[turn % count]]
@@ -176,8 +176,6 @@ class Loop:
     @property
     def count_beside(self) -> int:
         """How many samples go beside each global batch."""
-        if self.beside is None:
-            return 0
         return min(len(self.beside), max(1, self.stage.batch_size // 2))
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
@@ -195,7 +193,7 @@ class Loop:
             logits[:size],
             self.done,
             self.forward,
-            None if self.beside is None else (samples[size:], logits[size:]),
+            (samples[size:], logits[size:]),
         )
         loss = torch.zeros((), device=self.runtime.device)
         for term in self.terms:

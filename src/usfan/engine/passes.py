@@ -248,10 +248,9 @@ def replayed_pass(
     if store.device.type != "cuda" or not worth_capturing(runtime, steps):
         return None
     compiled = worth_compiling(runtime, steps)
-
-    def batch(rows: Tensor) -> Tensor:
-        return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)
-
+    batch = functools.partial(
+        pass_batch, classifier, store, spec=spec, runtime=runtime, compiled=compiled
+    )
     return Stepper(batch, runtime, steps)
 
 

@@ -23,12 +23,12 @@ from usfan.errors import ConfigError
 from usfan.maths.objectives import alone
 
 MALLOC_OPTIONS = {
-    "M_MMAP_MAX": (-4, 0),
-    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
-    "M_TOP_PAD": (-2, 64 << 20),
-    "M_ARENA_MAX": (-8, 1),
+    -4: 0,  # M_MMAP_MAX
+    -1: 2**31 - 1,  # M_TRIM_THRESHOLD
+    -2: 64 << 20,  # M_TOP_PAD
+    -8: 1,  # M_ARENA_MAX
 }
-"""Options of glibc's mallopt by name: number and value."""
+"""Options of glibc's mallopt: number and value."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def keep_freed_memory() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # another system, another library
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in MALLOC_OPTIONS.values():
+        for option, value in MALLOC_OPTIONS.items():
             mallopt(option, value)
 
 

@@ -103,8 +103,7 @@ class UnknownRule:
             )
         if threshold is None:
             return cls(score, math.inf)
-        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-        if not is_number or not math.isfinite(threshold):
+        if type(threshold) not in (int, float) or not math.isfinite(threshold):
             raise ArtifactError(
                 f"unknown rule: field threshold must be a finite number or null, got {threshold!r}"
             )
