@@ -162,13 +162,21 @@ def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone]:
     return [alone, *others]
 
 
+def batches(
+    through: Pass, store: Store, size: int, runtime: Runtime
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This process's rows and their features, batch by batch."""
+    with bar("features", len(store)) as display:
+        for rows in own_batches(len(store), size, runtime):
+            yield rows, through(store, rows)
+            display.advance(len(rows))
+
+
 def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:
     table = torch.zeros(len(store), width, device=runtime.device)
-    with bar("features", len(store)) as display:
-        for rows in own_batches(len(store), PASS_BATCH, runtime):
-            table[rows] = through(store, rows)
-            display.advance(len(rows))
-    return runtime.total(table) if runtime.world > 1 else table
+    for rows, features in batches(through, store, PASS_BATCH, runtime):
+        table[rows] = features
+    return runtime.total(table)
 
 
 def from_file(
@@ -191,14 +199,10 @@ def from_file(
     folder = row_cache.cache_folder(runtime.cache)
     cache = row_cache.RowCache(folder, key, len(store), (width,), torch.float32)
 
-    def batches(_: row_cache.Skips) -> Iterator[Tensor]:
-        with bar("features", len(store)) as progress:
-            for rows in torch.arange(len(store), device=runtime.device).split(
-                row_cache.CHECKED
-            ):
-                yield through(store, rows)
-                progress.advance(len(rows))
+    def build(_: row_cache.Skips) -> Iterator[Tensor]:
+        for _rows, features in batches(through, store, row_cache.CHECKED, runtime):
+            yield features
 
     place = choose_place(FLOAT_BYTES * len(store) * width, runtime.device, MEMORY_SHARE)
-    table, _ = cache.read_or_build(runtime.device, place, batches)
+    table, _ = cache.read_or_build(runtime.device, place, build)
     return table if place == "disk" else table.to(runtime.device)

@@ -228,10 +228,8 @@ def forward_store(
             logits[batch] = classifier.head(values)[:count]
             if progress is not None:
                 progress(count)
-    if runtime.world > 1:  # each process filled its rows only
-        features = runtime.total(features)
-        logits = runtime.total(logits)
-    return features, logits
+    # each process filled its rows only
+    return runtime.total(features), runtime.total(logits)
 
 
 def own_batches(count: int, batch_size: int, runtime: Runtime) -> Iterator[Tensor]:

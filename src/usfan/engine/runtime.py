@@ -65,9 +65,8 @@ class Runtime:
 
     def agree(self, number: int) -> bool:
         """Whether all processes hold the same number."""
-        value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
-        total, squares = self.total(value).tolist()
-        return bool(squares * self.world == total**2)
+        numbers = self.gathered(torch.tensor([number], device=self.device))
+        return len(numbers.unique()) == 1
 
     @property
     def total_or_alone(self) -> Callable[[Tensor], Tensor]:
