@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
-        return sum(stage.epochs for stage in self.stages)
+        return self.epochs_before(len(self.stages))
 
     @property
     def steps(self) -> int:

@@ -40,7 +40,6 @@ from usfan.threads import all_threads, use
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.5
-FLOAT_BYTES = 4
 PIECE = 16
 """Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
 8 a convolution adds up in another order."""
@@ -203,6 +202,7 @@ def from_file(
         for _rows, features in batches(through, store, row_cache.CHECKED, runtime):
             yield features
 
-    place = choose_place(FLOAT_BYTES * len(store) * width, runtime.device, MEMORY_SHARE)
+    size = torch.float32.itemsize * len(store) * width
+    place = choose_place(size, runtime.device, MEMORY_SHARE)
     table, _ = cache.read_or_build(runtime.device, place, build)
     return table if place == "disk" else table.to(runtime.device)

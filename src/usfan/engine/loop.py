@@ -125,8 +125,8 @@ class Loop:
                 beside = self.samples_beside(epoch, number)
                 inputs = self.feeder.inputs(torch.cat([samples, beside]))
                 sums = sums + self.stepper(*inputs)
-                seen = min((number + 1) * self.stage.batch_size, len(self.rows))
-                self.show(epoch, {"lr": lr}, seen)
+                images = min((number + 1) * self.stage.batch_size, len(self.rows))
+                self.show(epoch, {"lr": lr}, images)
         figures = {}
         if isinstance(sums, Tensor):
             means = (sums / self.batches).tolist()

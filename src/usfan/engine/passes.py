@@ -245,9 +245,13 @@ def replayed_pass(
     that lie on the GPU can be gathered so."""
     if store.device.type != "cuda" or not worth_capturing(runtime, steps):
         return None
-    compiled = worth_compiling(runtime, steps)
     batch = functools.partial(
-        pass_batch, classifier, store, spec=spec, runtime=runtime, compiled=compiled
+        pass_batch,
+        classifier,
+        store,
+        spec=spec,
+        runtime=runtime,
+        compiled=worth_compiling(runtime, steps),
     )
     return Stepper(batch, runtime, steps)
 

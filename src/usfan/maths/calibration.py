@@ -39,7 +39,7 @@ def calibration_metrics(
     confidence, correct = _confidence_and_correct(probs, labels)
     label_probs = probs.gather(1, labels[:, None]).squeeze(1).double()
     squares = probs.double().square().sum(dim=1)
-    index = _equal_width(confidence, BINS)
+    index = _equal_width(confidence)
     gaps = torch.bincount(index, weights=correct - confidence, minlength=BINS)
     figures = {
         "nll": -label_probs.clamp_min(SMALLEST).log().mean(),
@@ -49,22 +49,18 @@ def calibration_metrics(
     return {prefix + name: float(value) for name, value in figures.items()}
 
 
-def reliability_bins(
-    probs: Tensor,
-    labels: Tensor,
-    bins: int = BINS,
-) -> ReliabilityBins:
-    """The reliability diagram of probs N×K: `bins` bins of equal width, [a, b), the last one with its right end.
+def reliability_bins(probs: Tensor, labels: Tensor) -> ReliabilityBins:
+    """The reliability diagram of probs N×K: bins of equal width, [a, b), the last one with its right end.
 
     A confidence of exactly 1 belongs to the last bin.
     """
     probs, labels = checked(probs, labels)
     confidence, correct = _confidence_and_correct(probs, labels)
-    index = _equal_width(confidence, bins)
-    counts = torch.bincount(index, minlength=bins)
+    index = _equal_width(confidence)
+    counts = torch.bincount(index, minlength=BINS)
     sizes = counts.clamp_min(1)
-    mean_confidence = torch.bincount(index, weights=confidence, minlength=bins) / sizes
-    accuracy = torch.bincount(index, weights=correct, minlength=bins) / sizes
+    mean_confidence = torch.bincount(index, weights=confidence, minlength=BINS) / sizes
+    accuracy = torch.bincount(index, weights=correct, minlength=BINS) / sizes
     return ReliabilityBins(mean_confidence, accuracy, counts)
 
 
@@ -99,6 +95,6 @@ def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return confidence.double(), (predicted == labels).double()
 
 
-def _equal_width(confidence: Tensor, bins: int) -> Tensor:
-    inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+def _equal_width(confidence: Tensor) -> Tensor:
+    inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     return torch.bucketize(confidence, inner, right=True)

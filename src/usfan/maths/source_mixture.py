@@ -26,8 +26,7 @@ from usfan.maths.objectives import entropy
 from usfan.maths.outputs import Outputs
 
 LEAST_KAPPA = 0.01
-LARGEST_KAPPA = 0.99
-"""Range of κ whose odds are taken."""
+"""κ counts as at least this, and as at most 1 − this: its odds are finite."""
 
 
 def reordered(outputs: Outputs, order: Tensor) -> Outputs:
@@ -79,6 +78,6 @@ def evidence_shares(before: Sequence[Outputs]) -> Tensor:
     classes = before[0].probs.shape[1]
     kappas = [float(kappa(labels, near, classes)) for labels in predicted[:, rows]]
     explained = torch.tensor(kappas, dtype=torch.float64)
-    explained = explained.clamp(LEAST_KAPPA, LARGEST_KAPPA)
+    explained = explained.clamp(LEAST_KAPPA, 1 - LEAST_KAPPA)
     odds = explained / (1 - explained)
     return odds / odds.sum()

@@ -59,7 +59,7 @@ def validate(
     return {
         "entropy": mean_entropy,
         "information_maximization": entropy_of_mean - mean_entropy,
-        "diversity": entropy_of_mean / math.log(K) if K > 1 else 0.0,
+        "diversity": entropy_of_mean / math.log(K),
         "coverage": float((shares > 0).double().mean()),
         "largest_class": float(shares.max()),
         "drift": _share(probs.argmax(dim=1) != source_labels),
@@ -76,7 +76,7 @@ def is_certain(posterior_probs: Tensor) -> Tensor:
 def class_shares(probs: Tensor) -> Tensor:
     """K shares of the samples by predicted class (argmax of probs N×K), float64."""
     counts = torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1])
-    return counts.cpu().double() / max(len(probs), 1)
+    return counts.cpu().double() / len(probs)
 
 
 def collapse(

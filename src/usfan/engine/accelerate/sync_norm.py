@@ -44,7 +44,7 @@ def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
     shape = [1, -1] + [1] * (inputs.ndim - 2)
     centred = values - mean.view(shape)
     variance = _Sum.apply(centred.square().sum(dims)) / total
-    if layer.track_running_stats and layer.running_mean is not None:
+    if layer.running_mean is not None:
         with torch.no_grad():
             layer.num_batches_tracked.add_(1)
             rate = layer.momentum
