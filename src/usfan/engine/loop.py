@@ -121,7 +121,7 @@ class Loop:
             for number, samples in enumerate(self.epoch_samples(epoch)):
                 done = epoch * self.batches + number
                 lr = self.optimiser.schedule(done)
-                self.done.fill_(done / max(1, self.steps))
+                self.done.fill_(done / self.steps)
                 beside = self.samples_beside(epoch, number)
                 inputs = self.feeder.inputs(torch.cat([samples, beside]))
                 sums = sums + self.stepper(*inputs)
