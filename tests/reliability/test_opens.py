@@ -104,7 +104,6 @@ ALLOWED = {
     "study/agreement.py unlink": "its own tables: of a link, the link goes",
     "study/entropies.py savefig": "to a part that `whole_file` made",
     "study/toy_figure.py savefig": "to a part that `whole_file` made",
-    "report/inline_svg.py savefig": "to memory",
     "study/suite.py shutil.rmtree": "the folder of features that this study made",
     "store/run_folder.py mmap.mmap": "the log, by descriptor",
     "study/command.py Suite.open": "no file",
