@@ -5,7 +5,7 @@
 
 ROOT holds Office-31; the folder holds mnist.npz and usps.npz. Every domain is the target once, and the two others are
 the sources, trained separately. A row has the accuracy of each adapted source alone, of their mixtures by every rule of
-`usfan.maths.source_mixture`, of the mixture by certainty before adaptation, and (Office-31) of DECISION: the
+`MIXINGS`, of the mixture by certainty before adaptation, and (Office-31) of DECISION: the
 bottlenecks of both sources and their weights trained together, information maximisation and 0.3 × cross-entropy on
 pseudo-labels.
 Figures are those of the model after the last epoch. Labels are used only for the figures.
@@ -31,12 +31,18 @@ from studies.frozen import CLOSED, OFFICE, office31  # noqa: E402
 from studies.paths import write_rows  # noqa: E402
 
 import usfan  # noqa: E402
-from usfan.config import MIXINGS, RuntimeConfig  # noqa: E402
+from usfan.config import RuntimeConfig  # noqa: E402
 from usfan.data.sources import ImageData  # noqa: E402
 from usfan.engine.features import on_features  # noqa: E402
 from usfan.engine.runtime import start_runtime  # noqa: E402
-from usfan.maths.objectives import diversity, recipe_entropy  # noqa: E402
-from usfan.maths.source_mixture import choose_shares, mixed, source_weights  # noqa: E402
+from usfan.maths.objectives import (  # noqa: E402
+    certainty_weights,
+    diversity,
+    entropy,
+    recipe_entropy,
+)
+from usfan.maths.outputs import Outputs  # noqa: E402
+from usfan.maths.source_mixture import evidence_shares  # noqa: E402
 from usfan.metrics.metrics import calibration_metrics  # noqa: E402
 from usfan.store.model import AdaptedModel, SourceModel  # noqa: E402
 from usfan.study.digits import DIGITS, load_uci  # noqa: E402
@@ -48,6 +54,10 @@ EPOCHS = 15
 BATCH = 64
 LR = 1e-2
 PSEUDO = 0.3
+MIXINGS = ("evidence", "certainty", "mean", "learned")
+"""evidence is usfan's. certainty: w_s ∝ c_s / c̄_s for each sample, c_s = exp(−H(p̂_s)), c̄_s its mean over the target.
+mean: w_s = 1/S. learned: the weights of DECISION (Ahmed et al. 2021), which minimise mean H(p) − H(mean p)."""
+LEARNING_STEPS = 500
 
 
 def mixtures(members: list[AdaptedModel], labels: Tensor) -> dict[str, Any]:
@@ -57,21 +67,60 @@ def mixtures(members: list[AdaptedModel], labels: Tensor) -> dict[str, Any]:
     after = [one.after for one in passes]
     row: dict[str, Any] = {"single": [right(out.probs, labels) for out in after]}
     row["single_before"] = [right(out.probs, labels) for out in before]
+    probs = torch.stack([out.probs for out in after])
+    predictive = torch.stack([out.posterior_probs for out in after])
     for mixing in MIXINGS:
         shares = choose_shares(mixing, before, after)
-        result = mixed(after, source_weights(after, shares, by_certainty=mixing == "certainty"))
-        row[mixing] = right(result.probs, labels)
-        row[f"{mixing}_ece"] = round(
-            calibration_metrics(result.posterior_probs, labels)["ece"], 2
-        )
+        weights = shares.to(probs) * torch.ones(probs.shape[1], 1)
+        if mixing == "certainty":
+            weights = by_certainty(after, shares)
+        row[mixing] = right(weighted(probs, weights), labels)
+        figures = calibration_metrics(weighted(predictive, weights), labels)
+        row[f"{mixing}_ece"] = round(figures["ece"], 2)
         row[f"{mixing}_share"] = round(float(shares[0]), 3)
-    plain = source_weights(after, torch.full((len(after),), 1 / len(after)), by_certainty=True)
-    row["certainty as it is"] = right(mixed(after, plain).probs, labels)
-    unadapted = source_weights(
-        before, choose_shares("certainty", before, before), by_certainty=True
-    )
-    row["certainty of the source models"] = right(mixed(after, unadapted).probs, labels)
+    plain = by_certainty(after, torch.ones(len(after)))
+    row["certainty as it is"] = right(weighted(probs, plain), labels)
+    unadapted = by_certainty(before, choose_shares("certainty", before, before))
+    row["certainty of the source models"] = right(weighted(probs, unadapted), labels)
     return row
+
+
+def choose_shares(mixing: str, before: list[Outputs], after: list[Outputs]) -> Tensor:
+    """α, S, from the outputs of every source on the target before and after it was adapted."""
+    if mixing == "evidence":
+        return evidence_shares(before)
+    if mixing == "learned":
+        return learned_shares(torch.stack([out.probs for out in after]).double())
+    weights = torch.ones(len(after), dtype=torch.float64)
+    if mixing == "certainty":
+        means = [certainty_weights(out.posterior_probs).double().mean() for out in after]
+        weights = 1 / torch.stack(means)
+    return weights / weights.sum()
+
+
+def learned_shares(probs: Tensor) -> Tensor:
+    """α, S, from the point estimates S × N × K: DECISION's weights."""
+    logits = probs.new_zeros(len(probs)).requires_grad_()
+    optimiser = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(LEARNING_STEPS):
+        optimiser.zero_grad()
+        mixture = torch.einsum("s,snk->nk", logits.softmax(dim=0), probs)
+        loss = entropy(mixture).mean() - entropy(mixture.mean(dim=0))
+        loss.backward()
+        optimiser.step()
+    return logits.detach().softmax(dim=0)
+
+
+def by_certainty(outputs: list[Outputs], shares: Tensor) -> Tensor:
+    """w, N × S: the shares S, times the certainty of each source on each sample."""
+    certainties = [certainty_weights(out.posterior_probs) for out in outputs]
+    weights = shares.to(certainties[0]) * torch.stack(certainties, dim=1)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def weighted(tables: Tensor, weights: Tensor) -> Tensor:
+    """Σ_s w_s p_s, N × K, from S × N × K and w, N × S."""
+    return torch.einsum("ns,snk->nk", weights, tables)
 
 
 def right(probs: Tensor, labels: Tensor) -> float:

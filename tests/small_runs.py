@@ -82,6 +82,7 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
             "sklearn.cluster",
             "torch.utils.tensorboard",
             "torch._dynamo",
+            "usfan.report.page",
         ]
     )
     return context

@@ -136,6 +136,17 @@ def test_a_real_interrupt(model, folder, tmp_path):
     assert not (out / "metrics.json").exists()
 
 
+def test_a_dry_run_prints_the_plan_and_does_nothing(model, folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    run = ("adapt", model, folder, "--out", out, "--epochs", 3, "--batch-size", 8, *TINY)
+    assert usfan(*run, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("method: u-sfan, ")
+    assert "training: 3 epochs, 9 steps" in lines
+    assert any(line.startswith("expected: about ") for line in lines)
+    assert not out.exists()
+
+
 def test_resuming_with_other_settings_shows_both_values(refused, model, folder, tmp_path):
     out = adapt_tiny(model, folder, tmp_path / "run", "--seed", 4)
     again = ("adapt", "--resume", "--out", out)

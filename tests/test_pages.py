@@ -15,6 +15,7 @@ import pytest
 
 from usfan.adaptation.methods import METHODS
 from usfan.cli.main import parse_settings
+from usfan.study import digits
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,6 +36,16 @@ LANGUAGES = {"python", "sh", "text", "bibtex"}
 
 REAL = {"tutorial.md"}
 """Runs with the network that it names; the other pages take a small one, which needs a tenth of the time."""
+
+
+def few_of(load):
+    """Every tenth image of a data set."""
+
+    def few():
+        whole = load()
+        return whole.subset(range(0, len(whole), 10))
+
+    return few
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +102,8 @@ def test_a_page_runs(page, world, tmp_path, monkeypatch):
     backbone = None if page.name in REAL else "digits-cnn"
     shutil.copytree(world, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(digits, "load_mnist5k", few_of(digits.load_mnist5k))
+    monkeypatch.setattr(digits, "load_uci", few_of(digits.load_uci))
     known = set(METHODS)
     runner = RUNNER.Page(page, small=True, backbone=backbone)
     for block in CODE[page]:

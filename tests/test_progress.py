@@ -72,7 +72,7 @@ def test_false_is_silent_and_a_function_is_told(capsys):
     calls = []
     train(lambda *call: calls.append(call))
     assert "training" not in capsys.readouterr().err
-    assert calls[-1][:2] == (9, 9)
+    assert calls[-1][:2] == (66, 66)
     assert [call[2]["epoch"] for call in calls if "epoch" in call[2]] == [1, 2, 3]
     with pytest.raises(
         ConfigError, match=r"progress must be True, False or a function .*; got str"
@@ -87,8 +87,8 @@ def test_an_adaptation_tells_its_epochs():
         source, labelled(), epochs=2, batch_size=8, progress=lambda *call: calls.append(call)
     )
     assert [(c[0], c[2]["epoch"], c[2]["epochs"]) for c in calls if "epoch" in c[2]] == [
-        (3, 1, 2),
-        (6, 2, 2),
+        (24, 1, 2),
+        (48, 2, 2),
     ]
 
 

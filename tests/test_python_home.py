@@ -17,7 +17,7 @@ import usfan
 from tiny_models import tiny_model
 from usfan.config import RuntimeConfig
 from usfan.data.cache import open_store
-from usfan.engine.runtime import Runtime, as_runtime
+from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ArtifactError, ConfigError, DataError
 from usfan.metrics.changes import describe_changes
 
@@ -118,12 +118,12 @@ def test_a_runtime_as_a_caller_gives_it():
         {},
         {"device": "cpu"},
         RuntimeConfig(device="cpu"),
-        as_runtime(device="cpu"),
+        start_runtime(device="cpu"),
     ):
-        assert isinstance(as_runtime(given), Runtime)
-    assert as_runtime({"workers": 3}, torch.device("cpu")).workers == 3
+        assert isinstance(start_runtime(given), Runtime)
+    assert start_runtime({"workers": 3}, torch.device("cpu")).workers == 3
     with pytest.raises(ConfigError, match="exclude each other"):
-        as_runtime(as_runtime(device="cpu"), "cuda")
+        start_runtime(start_runtime(device="cpu"), "cuda")
 
 
 def test_a_mistyped_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):

@@ -43,14 +43,11 @@ def run(places, tmp_path_factory):
 
 def folder_of(tmp_path, **more) -> SourceModel:
     members = [tiny_model(seed=0), tiny_model(seed=1)]
-    return MixtureModel.of(members, "certainty", [0.25, 0.75], **more).save(
-        tmp_path / "mixture"
-    )
+    return MixtureModel.of(members, [0.25, 0.75], **more).save(tmp_path / "mixture")
 
 
 def test_the_run_folder(run, places):
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["mixing"] == "evidence"
     assert [one["source"] for one in metrics["sources"]] == [str(places[0]), str(places[1])]
     assert sum(one["share"] for one in metrics["sources"]) == pytest.approx(1, abs=1e-3)
     assert {"accuracy", "posterior_ece"} <= metrics["before"].keys() & metrics["after"].keys()
@@ -114,7 +111,7 @@ def test_a_finished_run_and_an_interrupted_one(run, places, tmp_path, capsys):
     )
 
 
-def test_from_python_with_every_kind_of_mixing(places):
+def test_from_python(places):
     given = {
         "epochs": 1,
         "batch_size": 8,
@@ -122,17 +119,11 @@ def test_from_python_with_every_kind_of_mixing(places):
         "device": "cpu",
         "method": "u-sfan",
     }
-    shares = {}
-    for mixing in ("evidence", "certainty", "mean", "learned"):
-        mixture = usfan.adapt(list(places[:2]), places[2], mixing=mixing, **given)
-        assert mixture.mixing == mixing
-        assert sum(mixture.shares) == pytest.approx(1)
-        assert len(mixture.passes.after) == 24
-        shares[mixing] = mixture.shares
-    assert shares["mean"] == (0.5, 0.5)
-    assert (
-        usfan.adapt([places[0]], places[2], **given).kind == "adapted"
-    )  # one source is no mixture
+    mixture = usfan.adapt(list(places[:2]), places[2], **given)
+    assert sum(mixture.shares) == pytest.approx(1)
+    assert len(mixture.passes.after) == 24
+    # one source is no mixture
+    assert usfan.adapt([places[0]], places[2], **given).kind == "adapted"
 
 
 def test_a_few_labels_go_to_every_source(places, tmp_path, capsys):
@@ -167,13 +158,7 @@ def test_labels_are_never_touched_and_classes_are_matched_by_name(places):
         posterior=dataclasses.replace(posterior, **moved),
         classes=tuple(reversed(turned.classes)),
     )
-    given = {
-        "epochs": 0,
-        "progress": False,
-        "device": "cpu",
-        "method": "source-only",
-        "mixing": "mean",
-    }
+    given = {"epochs": 0, "progress": False, "device": "cpu", "method": "source-only"}
     mixture = usfan.adapt(
         [source, turned], usfan.ImageData(places[2]).without_labels(), **given
     )
@@ -196,7 +181,7 @@ def test_open_set(places, tmp_path):
 def test_private_names_no_path(places, tmp_path, capsys):
     out = tmp_path / "private"
     assert command("adapt", *places, "--out", out, "--private", *RUN) == 0
-    assert f"mixed by evidence: 0.50 {places[0]}, 0.50 {places[1]}" in capsys.readouterr().err
+    assert f"mixed: 0.50 {places[0]}, 0.50 {places[1]}" in capsys.readouterr().err
     for path in out.rglob("*"):
         if path.is_file() and "tfevents" not in path.name:
             assert str(places[0].parent).encode() not in path.read_bytes(), path
@@ -210,7 +195,7 @@ def test_exported(tmp_path):
     members = [tiny_model(seed=0), tiny_model(seed=1)]
     spec = dataclasses.replace(members[1].spec, mean=(0.4,))  # each normalises for itself
     members[1] = dataclasses.replace(members[1], classes=("<d>", "a", "b|c"), spec=spec)
-    mixture = MixtureModel.of(members, "certainty", [0.4, 0.6])
+    mixture = MixtureModel.of(members, [0.4, 0.6])
     path = tmp_path / "model.onnx"
     assert export_onnx(mixture, path) < 1e-3
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -230,11 +215,7 @@ def test_exported(tmp_path):
 def test_round_trip(tmp_path):
     folder = folder_of(tmp_path, method="u-sfan", unknown_rule=UnknownRule("entropy", 0.4))
     again = SourceModel.load(folder)
-    assert (again.mixing, again.shares, again.unknown_rule.threshold) == (
-        "certainty",
-        (0.25, 0.75),
-        0.4,
-    )
+    assert (again.shares, again.unknown_rule.threshold) == ((0.25, 0.75), 0.4)
     assert sorted(p.name for p in folder.iterdir()) == [
         "README.md",
         "config.json",
@@ -255,7 +236,7 @@ def test_round_trip(tmp_path):
         ("shares", [0.5, 0.1], "shares must be numbers whose sum is 1"),
         ("shares", [0.5, 0.25, 0.25], "no member-3 in it"),
         ("shares", [1 / 17] * 17, "shares must be 2 to 16 numbers"),
-        ("mixing", "best", "mixing must be one of evidence, certainty, mean, learned"),
+        ("mixing", "certainty", "mixing must be evidence: adapt the sources again"),
         ("method", 3, "method must be a short text"),
         ("classes", ["a", "b", "c"], "the sources must know the same classes"),
         ("unknown_rule", 3, "unknown_rule: unknown rule: expected the fields"),
@@ -303,7 +284,6 @@ def test_mistakes(run, places, tmp_path, capsys, monkeypatch):
         patch.setenv("WORLD_SIZE", "2")
         patch.setenv("LOCAL_WORLD_SIZE", "2")
         assert "this command runs in one process" in refused(*places)
-    assert "mixing must be one of" in refused(*places, "--set", "mixing=best")
     with pytest.raises(
         ArtifactError, match="is a mixture of 2 models, which are adapted one by one"
     ):
@@ -313,9 +293,7 @@ def test_mistakes(run, places, tmp_path, capsys, monkeypatch):
         ConfigError, match="sources 1 and 2 take 1×28×28 cut from 28 and 1×20×20 cut from 28"
     ):
         MixtureModel.of(
-            [tiny_model(), dataclasses.replace(tiny_model(seed=1), spec=small)],
-            "mean",
-            [0.5, 0.5],
+            [tiny_model(), dataclasses.replace(tiny_model(seed=1), spec=small)], [0.5, 0.5]
         )
 
 

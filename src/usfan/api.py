@@ -19,7 +19,7 @@ from usfan.data.lists import read_classes
 from usfan.data.sources import ImageData, ImageSource
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.runtime import Runtime, as_runtime
+from usfan.engine.runtime import Runtime, start_runtime
 from usfan.metrics.evaluate import evaluate as run_evaluation
 from usfan.progress import StepProgress, bar, for_api
 from usfan.store.model import AdaptedModel, SourceModel, as_images, as_model
@@ -40,7 +40,7 @@ LabelSource = str | Path | Mapping[str | int, str] | Sequence[tuple[str | int, s
 """Labels of a few images: a table with the columns path and label, or pairs of a path (a position, for images in
 memory) and a class name."""
 ShowProgress = bool | StepProgress | None
-"""True (the default), False, or a function of (steps done, all steps, figures)."""
+"""True (the default), False, or a function of (images seen, images in all, figures)."""
 CountImages = bool | Callable[[int], None] | None
 """True (the default), False, or a function that is called with the number of images just seen."""
 Figures = dict[str, object]
@@ -83,7 +83,7 @@ def train_source(
         device: "auto", "cpu" or "cuda"; short for runtime={"device": …}.
         run: Folder for the run, which then holds what the command would have written.
         resume: Whether to continue an interrupted run in `run`.
-        progress: True, False, or a function of (steps done, all steps, figures).
+        progress: True, False, or a function of (images seen, images in all, figures).
         **options: Other fields of `usfan.config.TrainConfig`.
     """
     settings: dict[str, Setting] = dict(
@@ -97,7 +97,7 @@ def train_source(
     return workflow.train(
         as_store_or_images(data),
         settings,
-        as_runtime(runtime, device),
+        start_runtime(runtime, device),
         functools.partial(for_api, progress),
         Output(run, resume),
     )
@@ -149,7 +149,7 @@ def attach_posterior(
         head,
         classes=names,
         spec=spec,
-        runtime=as_runtime(runtime, device),
+        runtime=start_runtime(runtime, device),
         settings=FitSettings(
             uncertainty, prior, damping, weight_decay, dropout_rate, members=members
         ),
@@ -199,7 +199,7 @@ def adapt(
         module: The network of a model folder that is not timm's.
         runtime, device: Where to compute.
         run, resume: Folder for the run; whether to continue an interrupted run in it.
-        progress: True, False, or a function of (steps done, all steps, figures).
+        progress: True, False, or a function of (images seen, images in all, figures).
         **options: Other fields of `usfan.config.AdaptConfig`, and settings of the method (`usfan methods NAME`).
     """
     settings: dict[str, Setting] = dict(method=method, setting=setting, tune=tune, guard=guard)
@@ -211,7 +211,7 @@ def adapt(
         open_sources(source, module),
         as_store_or_images(data),
         settings,
-        as_runtime(runtime, device),
+        start_runtime(runtime, device),
         functools.partial(for_api, progress),
         output=Output(run, resume, record={"labels": label_record(labels)}),
         labels=labels,
@@ -272,7 +272,7 @@ def evaluate(
             images,
             open_set=open_set,
             batch_size=batch_size,
-            runtime=as_runtime(runtime, device),
+            runtime=start_runtime(runtime, device),
             progress=advance,
             labels=labels,
         )
@@ -336,7 +336,7 @@ def run_study(
     for name, values in {"methods": methods, "seeds": seeds, "pairs": pairs}.items():
         if values is not None:
             settings[name] = list(values)
-    study(settings, as_runtime(runtime, device))
+    study(settings, start_runtime(runtime, device))
     return Path(out)
 
 

@@ -30,8 +30,6 @@ WITHHELD = "(withheld)"
 """Stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
-MIXINGS = ("evidence", "certainty", "mean", "learned")
-"""How the models of several sources are weighted (`maths.source_mixture`)."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 PRESETS = ("default", "paper", "shot")
@@ -182,8 +180,6 @@ class AdaptConfig(OptimiserConfig):
     """exact or factored; by default as stored with the source model."""
     dropout_rate: float | None = number(None, *DROPOUT_RATES)
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
-    mixing: str = choice(*MIXINGS)
-    """With several sources, how their models are weighted: evidence, certainty, mean or learned."""
 
     @property
     def may_be_new(self) -> bool:

@@ -24,7 +24,7 @@ PATIENCE = 2.0
 console = Console(stderr=True)
 
 StepProgress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures): see `usfan.engine.loop.Progress`."""
+"""Called with (images seen, images in all, figures): see `usfan.engine.loop.Progress`."""
 
 
 class Bar:
@@ -159,12 +159,12 @@ def bar(label: str, total: int | None = None, unit: str = "images") -> Iterator[
 
 
 def step_progress(display: Bar) -> StepProgress:
-    """For the loops, which count steps: shows images, and what an epoch gave."""
+    """For the loops: shows images, and what an epoch gave."""
 
     def show(done: int, total: int, figures: dict[str, float]) -> None:
         ended = "epoch" in figures
         note = epoch_note(figures) if ended else f"lr {figures.get('lr', 0):.1e}"
-        display.set(int(figures["images"]), int(figures["images_in_all"]), note, epoch=ended)
+        display.set(done, total, note, epoch=ended)
 
     return show
 
@@ -185,7 +185,7 @@ def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
     """Handles `progress=` of the Python API.
 
     None and True show how far it is, in the way of the place (terminal, notebook, log); False is silent, decoding too;
-    a function is called with (steps done, steps in all, figures) instead.
+    a function is called with (images seen, images in all, figures) instead.
     """
     if callable(progress):
         yield progress

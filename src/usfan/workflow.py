@@ -38,7 +38,6 @@ from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
-from usfan.engine.prefetch import decoding
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError
 from usfan.maths.user_labels import UserLabels
@@ -220,8 +219,8 @@ def adapt(
             )
         else:
             with display("adapting") as progress:
-                source_model, images = load_and_decode(source, data, runtime)
-                inputs = prepare(plan, source_model, images, runtime, few, witness)
+                images = decode(data, source.spec, runtime)
+                inputs = prepare(plan, source.load(), images, runtime, few, witness)
                 model = run_adaptation(inputs, runtime, folder, progress)
         if isinstance(data, ImageData):
             model.passes = dataclasses.replace(passes_of(model), images=data.without_labels())
@@ -230,14 +229,11 @@ def adapt(
     return model
 
 
-def load_and_decode(
-    source: SourceHandle, data: ImageData | Store, runtime: Runtime
-) -> tuple[SourceModel, Store]:
-    """The source model, and the images, which other processes decode while this one loads the network."""
+def decode(data: ImageData | Store, spec: InputSpec, runtime: Runtime) -> Store:
+    """The images without their labels."""
     if isinstance(data, Store):
-        return source.load(), data
-    with decoding(data.without_labels(), source.spec, runtime) as decoded:
-        return source.load(), decoded()
+        return data
+    return engine_store(data.without_labels(), spec, runtime)
 
 
 def adapt_model(
@@ -260,9 +256,7 @@ def adapt_model(
         settings["witness"] = witness
     plan = make_plan(open_source(source), settings, features)
     few = None if labels is None else few_labels(labels, data, source.classes)
-    images = data
-    if not isinstance(images, Store):
-        images = engine_store(images.without_labels(), source.spec, runtime)
+    images = decode(data, source.spec, runtime)
     inputs = prepare(plan, source, images, runtime, few, features)
     return run_adaptation(inputs, runtime, run, progress)
 
@@ -280,9 +274,8 @@ def adapt_several(
     labels: FewLabels | None,
 ) -> MixtureModel:
     """Adapt each source in a run folder of its own inside that of the mixture (member-1, member-2, …), and mix them."""
-    unlabelled = data.without_labels() if isinstance(data, ImageData) else data
     with display("decoding"):
-        images = engine_store(unlabelled, sources[0].spec, runtime)
+        images = decode(data, sources[0].spec, runtime)
     members = []
     for number, source in enumerate(sources, start=1):
         member_plan = make_plan(source, settings)
@@ -308,7 +301,7 @@ def adapt_several(
         table = labels.learn[images.positions.cpu()]
         record_user_labels(mixture, UserLabels.of_table(table, len(mixture.classes)))
     if folder is not None:
-        folder.log("mixed", mixing=mixture.mixing, shares=list(mixture.shares))
+        folder.log("mixed", shares=list(mixture.shares))
     return mixture
 
 

@@ -12,7 +12,7 @@ from usfan.adaptation.certainty import Certainty, divide_by_class_mean, divide_b
 from usfan.maths.outputs import Outputs
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
-KINDS = ("none", "point", "posterior")
+KINDS = ("point", "posterior")
 
 
 def test_weights():
@@ -25,7 +25,6 @@ def test_weights():
         kind: Certainty(kind, "step", False).of_batch(features, logits, posterior, 64)
         for kind in KINDS
     }
-    assert torch.equal(certainties["none"], torch.ones(20))
     p = (logits.detach() / 0.4).softmax(dim=1)
     torch.testing.assert_close(certainties["point"], torch.exp((p * p.log()).sum(dim=1)))
     assert torch.equal(
@@ -51,6 +50,7 @@ def test_weights():
                 annealed.of_pass(outputs, ones, done), certainties[kind] ** power
             )
             torch.testing.assert_close(raw.of_pass(outputs, ones, done), certainties[kind])
+    assert torch.equal(Certainty("none").of_pass(outputs, ones, 0.0), ones)
     balanced = Certainty("posterior", balance=True).of_pass(outputs, ones, 0.0)
     predicted = logits.argmax(dim=1)
     for label in predicted.unique():
@@ -77,6 +77,7 @@ def test_divided_by_the_mean_of_their_class():
         certainties, torch.tensor([0.5 / 0.75, 1 / 0.75, 1.0, 0.2 / 0.3, 0.0])
     )
     torch.testing.assert_close(
-        divide_by_class_mean(weights, predicted, 4)[3:], torch.tensor([0.2 / 0.25, 1.0])
+        divide_by_class_mean(weights, predicted, 4, torch.ones(5))[3:],
+        torch.tensor([0.2 / 0.25, 1.0]),
     )
-    assert torch.isfinite(divide_by_class_mean(torch.zeros(5), predicted, 4)).all()
+    assert torch.isfinite(divide_by_class_mean(torch.zeros(5), predicted, 4, mask)).all()

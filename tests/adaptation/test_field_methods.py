@@ -70,19 +70,10 @@ def accuracy(outputs, data) -> float:
     return 100 * float((outputs.logits.argmax(dim=1) == data.labels).double().mean())
 
 
-CERTAIN = {"lsc": {"certain": True}, "upa": {"certain": True}, "cowa": {"certain": True},
-           "tent": {"certain": True, "entropy_gate": 0.4}}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [*((name, {}) for name in GAINS), *CERTAIN.items()],
-    ids=lambda v: v if v else "",
-)
-def test_it_learns(source, target, method, settings):
+@pytest.mark.parametrize("method", GAINS)
+def test_it_learns(source, target, method):
     """Against the source model, which is right for about half of the turned digits."""
-    if method in SHORT:
-        settings = {"epochs": SHORT[method], **settings}
+    settings = {"epochs": SHORT[method]} if method in SHORT else {}
     model = usfan.adapt(source, target, method, guard=False, **settings)
     before = accuracy(model.passes.before, target)
     after = accuracy(model.passes.after, target)
@@ -180,13 +171,12 @@ def test_published_settings():
             "sharpening": 0.5,
             "consistency_weight": 100.0,
         },
-        "tent": {"entropy_gate": 1.0},
+        "tent": {},
         "bn-adapt": {},
     }
     for name, (_, row) in rows.items():
         settings = row.settings()
         assert {key: settings[key] for key in expected[name]} == expected[name]
-        assert settings.get("certain", False) is False
     assert rows["lsc"][0].epochs == 32
     assert (rows["tent"][0].tune, rows["tent"][0].epochs) == ("affine", 1)
     assert {"mixup_alpha", "rotation_weight"} <= usfan.METHODS["shot++"].setting_docs().keys()
@@ -197,8 +187,10 @@ class Seen(Exception):
 
 
 def stopped_after(steps: int):
+    """After so many steps of 32 images."""
+
     def progress(done: int, total: int, figures: dict[str, float]) -> None:
-        if done == steps:
+        if done == 32 * steps:
             raise Seen
 
     return progress
@@ -238,8 +230,8 @@ def test_two_stages_are_one_run(source, target):
     assert records[1]["lr"] == pytest.approx(
         records[3]["lr"]
     )  # each stage has a schedule of its own
-    assert steps == [(done, 12) for done in range(1, 13)]
-    assert epochs == [(3, 1, 4), (6, 2, 4), (9, 3, 4), (12, 4, 4)]
+    assert steps == [(32 * step, 4 * 96) for step in range(1, 13)]
+    assert epochs == [(96, 1, 4), (192, 2, 4), (288, 3, 4), (384, 4, 4)]
     assert len(model.passes.path) == 5  # every epoch was judged
 
 
@@ -302,14 +294,15 @@ def test_a_later_stage_may_differ(source, target):
 # Cached features
 
 
-@pytest.mark.parametrize("method", [*SHORT, "tent", "bn-adapt"])
+@pytest.mark.parametrize(
+    "method", [*(name for name in SHORT if name != "shot++"), "tent", "bn-adapt"]
+)
 def test_features_of_a_frozen_backbone_are_enough(source, target, method):
     """The backbone is asked once; the rest of the network learns from rows of features, and better ones come out."""
     seen = features_of(
         source.classifier, engine_store(target, source.spec, CPU), source.spec, CPU
     )
-    settings = {"rotation_weight": 0.0} if method == "shot++" else {}
-    model = usfan.adapt(source, seen, method, guard=False, epochs=2, **settings)
+    model = usfan.adapt(source, seen, method, guard=False, epochs=2)
     assert accuracy(model.passes.after, target) > accuracy(model.passes.before, target)
     assert not {name for name in moved(source, model) if name.startswith("backbone")}
 

@@ -18,7 +18,6 @@ from running_terms import (
 from torch import Tensor
 
 from oracles import field as oracle
-from usfan.adaptation.certainty import divide_by_mean
 from usfan.adaptation.terms.aad import AttractDisperse, dispersion
 from usfan.adaptation.terms.bank import Bank
 from usfan.adaptation.terms.lsc import LocalStructure
@@ -27,7 +26,6 @@ from usfan.engine.loop import Batch
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError
 from usfan.maths import neighbours
-from usfan.maths.objectives import certainty_weights
 from usfan.maths.outputs import Outputs
 
 TERMS = {"lsc": LocalStructure, "nrc": Reciprocity, "aad": AttractDisperse}
@@ -91,17 +89,12 @@ def test_aad_by_hand(decay, alpha):
     assert set(both.notes) == {"loss_neighbours", "loss_dispersion"}
 
 
-@pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("name", TERMS)
-def test_bank_and_loss_are_those_of_loops(name, certain):
+def test_bank_and_loss_are_those_of_loops(name):
     """Two steps: the second sees what the first wrote, and a refresh overwrites both."""
     target = random_target()
-    term = running(TERMS[name](neighbours=3, certain=certain), target)
+    term = running(TERMS[name](neighbours=3), target)
     weights = [1.0] * len(target)
-    if certain:
-        weights = divide_by_mean(
-            certainty_weights(target.posterior_probs), torch.ones(len(target))
-        ).tolist()
     bank = oracle.Bank(target.features.tolist(), target.probs.tolist())
     for samples in (SAMPLES, torch.tensor([8, 2, 39, 17])):
         batch = step(term, target, samples)

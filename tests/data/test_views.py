@@ -12,9 +12,7 @@ from usfan.data.views import (
     keyed_integers,
     keyed_uniform,
     normalise,
-    normalised_centres,
     resized_crop,
-    statistics,
     test_view,
     train_view,
 )
@@ -84,17 +82,6 @@ def test_shifts_and_turns(side, seed, epoch):
             ..., low : low + 14, low : low + 14
         ]
         torch.testing.assert_close(view.double(), moved / 127.5 - 1, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("side", [8, 11])
-def test_centres_for_a_compiler_are_test_views(side):
-    images = pixels(6, 3, side)
-    rows = torch.tensor([5, 0, 0])
-    mean, std = statistics(SPEC, images.device)
-    for last, layout in ((True, torch.channels_last), (False, torch.contiguous_format)):
-        found = normalised_centres(images, rows, 8, mean, std, last)
-        assert torch.equal(found, test_view(images[rows], SPEC))
-        assert found.is_contiguous(memory_format=layout)
 
 
 def test_boxes_hold_60_to_100_percent():

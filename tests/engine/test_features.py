@@ -101,11 +101,14 @@ class Kept(nn.Module):
         return self
 
 
-def test_a_network_that_cannot_be_copied_takes_whole_batches(four_threads: None) -> None:
+def test_a_network_that_cannot_be_copied_takes_one_piece_after_another(
+    four_threads: None,
+) -> None:
     network = Noting()
     network.lock = threading.Lock()
     features_of(BackboneAlone(network), store(70), SPEC, CPU)
-    assert [size for _, size, _ in network.seen] == [1, 64, 6]
+    assert [size for _, size, _ in network.seen] == [1, 16, 16, 16, 16, 6]
+    assert len({thread for thread, _, _ in network.seen}) == 1
 
 
 def test_one_thread_takes_one_piece_after_another() -> None:

@@ -17,10 +17,10 @@ faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 def work():
     for _ in range(20):  # a small block may settle in a freed hole: the heap grows a few times at first
-        torch.ones(16 << 20)
+        torch.ones(4 << 20)
     before = faults()
     for _ in range(10):
-        torch.ones(16 << 20)
+        torch.ones(4 << 20)
     print(faults() - before)
 
 work()
@@ -28,8 +28,8 @@ thread = threading.Thread(target=work)
 thread.start()
 thread.join()
 """
-PAGES = 10 * (64 << 20) // os.sysconf("SC_PAGE_SIZE")
-"""What ten tensors of 64 MiB touch."""
+PAGES = 10 * (16 << 20) // os.sysconf("SC_PAGE_SIZE")
+"""What ten tensors of 16 MiB touch."""
 
 
 def page_faults(**environment: str) -> list[int]:

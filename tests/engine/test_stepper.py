@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from small_network import CPU
 from torch import Tensor
@@ -31,5 +30,4 @@ def test_a_released_stepper_holds_nothing() -> None:
     stepper.graphs[1] = "a graph"
     stepper.release()
     assert not stepper.graphs
-    with pytest.raises(RuntimeError, match="released"):
-        stepper(torch.zeros(1))
+    assert not hasattr(stepper, "step")

@@ -27,30 +27,10 @@ def ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) ->
     )
 
 
-def adaptive_ece(confidence: Sequence[float], correct: Sequence[bool], bins: int = 15) -> float:
-    """Percent; for confidences that differ: the i-th in order goes to bin ⌊i·bins/N⌋."""
-    order = sorted(range(len(confidence)), key=lambda i: confidence[i])
-    groups: dict[int, list[int]] = {}
-    for position, i in enumerate(order):
-        groups.setdefault(position * bins // len(order), []).append(i)
-    return (
-        100
-        * sum(_gap(group, confidence, correct) for group in groups.values())
-        / len(confidence)
-    )
-
-
 def _gap(group: Sequence[int], confidence: Sequence[float], correct: Sequence[bool]) -> float:
     mean_confidence = sum(confidence[i] for i in group) / len(group)
     accuracy = sum(correct[i] for i in group) / len(group)
     return len(group) * abs(accuracy - mean_confidence)
-
-
-def aurc(correct: Sequence[bool], score: Sequence[float]) -> float:
-    """Percent; for scores that differ."""
-    order = sorted(range(len(score)), key=lambda i: score[i])
-    risks = [sum(not correct[i] for i in order[:n]) / n for n in range(1, len(order) + 1)]
-    return 100 * sum(risks) / len(risks)
 
 
 def auroc(score: Sequence[float], positive: Sequence[bool]) -> float:

@@ -157,7 +157,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def outlived(pids: list[int], seconds: float = 5) -> int:
+def outlived(pids: list[int], seconds: float = 60) -> int:
     """How many decoding processes of a killed parent do not end by themselves."""
     until = time.perf_counter() + seconds
     while any(map(lives, pids)) and time.perf_counter() < until:

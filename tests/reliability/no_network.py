@@ -41,6 +41,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     sys.addaudithook(hook)
 
+    from usfan.study.entropies import ENTROPY_METHODS
+
     import usfan
     from small_runs import adapt_tiny, class_folder, train_tiny
     from small_runs import usfan as command
@@ -48,7 +50,9 @@ def main() -> None:
     from usfan.engine.runtime import start_runtime
     from usfan.study.digits import run_demo
 
-    run_demo(out / "demo", runtime=start_runtime(RuntimeConfig(device="cpu")), quick=True)
+    # two of its methods: all of them learn from the same tensors
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    run_demo(out / "demo", runtime=runtime, quick=True, methods=list(ENTROPY_METHODS))
     data = class_folder(out / "data")
     source = train_tiny(data, out / "source")
     adapted = adapt_tiny(source, data, out / "adapted")

@@ -43,7 +43,6 @@ def adapt_often(count: int) -> dict[str, Any]:
     handles = []
     threads = []
     began = time.perf_counter()
-    gc.freeze()  # what the libraries hold is not looked through after each
     warm_up = 2 * len(methods)
     for number in range(-warm_up, count):
         method = methods[number % len(methods)]
@@ -52,9 +51,11 @@ def adapt_often(count: int) -> dict[str, Any]:
         adapted = usfan.adapt(source, images, method, **given, **witness_for(method, images))
         assert bool(adapted.predict(images[:2]).probs.isfinite().all())
         del adapted
-        gc.collect()
         if number < 0:
             continue
+        if number == 0:
+            gc.freeze()  # what the libraries hold is not looked through after each
+        gc.collect()
         memory.append(measuring.status_mib("VmRSS"))
         handles.append(measuring.open_handles())
         threads.append(measuring.threads())
@@ -87,7 +88,7 @@ def predict_many(count: int, workers: int = 1) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         data = class_folder(root / "data", images=200)
-        source = train_tiny(data, root / "model")
+        source = train_tiny(class_folder(root / "few"), root / "model")
         files = [str(f) for f in sorted(data.rglob("*.png"))]
         (root / "list.txt").write_text(
             "".join(f"{files[i % len(files)]}\n" for i in range(count))

@@ -99,7 +99,6 @@ ALLOWED = {
     "study/digits.py read_bytes": "a file of an installed package",
     "study/digits.py np.loadtxt": "bytes that were read",
     "study/toy_figure.py savefig": "to a part that `whole_file` made",
-    "report/inline_svg.py savefig": "to memory",
     "study/suite.py shutil.rmtree": "the folder of features that this study made",
     "study/command.py Suite.open": "no file",
     "study/cluster.py Suite.open": "no file",

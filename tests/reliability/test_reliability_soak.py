@@ -1,13 +1,13 @@
 """A short form of `soak.py`: the full one has 1,000 adaptations and 200,000 images."""
 
-import multiprocessing
-
 from soak import adapt_often, passed, predict_many
+
+from small_runs import forkserver
 
 
 def test_adaptations_leave_nothing_behind():
     """In a process of its own: one that has run a thousand other tests gives memory back when it likes."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with forkserver().Pool(1) as pool:
         figures = pool.apply(adapt_often, (30,))
     assert passed(figures), figures
 

@@ -135,9 +135,7 @@ def log_epochs(run: RunFolder, tables: dict[str, Tensor]) -> list[dict[str, floa
         t = min(epoch, 4) / 4
         probs = (1 - t) * tables["probs_before"] + t * tables["probs_after"]
         rows = slice(None, None, max(1, len(probs) // 300))
-        figures = validate(
-            probs[rows], source_probs=tables["probs_before"][rows], posterior_probs=probs[rows]
-        )
+        figures = validate(probs[rows], tables["probs_before"][rows], probs[rows])
         losses = {
             "loss": 1 - 0.8 * t,
             "loss_entropy": 1.2 - t,

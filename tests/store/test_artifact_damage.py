@@ -185,9 +185,9 @@ def test_a_large_config_allocates_nothing(refuse, folder, edit_config):
     edit_config("architecture.bottleneck", 65_536)
     edit_config("posterior.features", 65_536)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
+    started = time.process_time()
     refuse(folder, "model.safetensors", "bottleneck.0.weight", "expected (65536, 576)")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200_000  # KiB
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from small_runs import usfan
 from usfan.maths.objectives import certainty_weights
-from usfan.study import toy
+from usfan.study import toy, toy_figure
 from usfan.study.choices import PAPER
 from usfan.study.toy_points import make_points
 
@@ -43,7 +43,8 @@ def test_target_classes_are_where_the_protocol_puts_them():
             assert abs(float(spread) - math.hypot(1.2 * 1.3, 1.5)) < 0.05
 
 
-def test_run_writes_its_folder(tmp_path, capsys):
+def test_run_writes_its_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(toy_figure, "GRID", 40)
     out = tmp_path / "one"
     toy.run_toy((2, 7), out=out, source_epochs=3, epochs=1)
     rows = rows_of(out)
@@ -89,7 +90,11 @@ def models(tmp_path_factory):
     """Two seeds, of which SHOT-IM flips one."""
     out = tmp_path_factory.mktemp("toy")
     methods = ("source-only", "shot-im", "u-sfan")
-    return toy.run_toy((6, 9), out=out, methods=methods), rows_of(out)
+    with pytest.MonkeyPatch.context() as patch:
+        # of these lines only the picture and the table are tested
+        patch.setattr(toy, "VARIANTS", {})
+        patch.setattr(toy, "toy_figure", lambda *_: None)
+        return toy.run_toy((6, 9), out=out, methods=methods), rows_of(out)
 
 
 def test_every_method_solves_the_mild_shift(models):

@@ -86,9 +86,7 @@ class Certainty(Config):
         return self.of_logits(outputs.logits)
 
     def of_logits(self, logits: Tensor) -> Tensor:
-        """B weights of the point estimate; ones without weights."""
-        if self.weights == "none":
-            return torch.ones_like(logits[:, 0])
+        """B weights of the point estimate."""
         return certainty_weights((logits / self.temperature).softmax(dim=1))
 
     @torch.no_grad()
@@ -115,11 +113,9 @@ def divide_by_class_mean(
     weights: Tensor,
     predicted: Tensor,
     classes: int,
-    mask: Tensor | None = None,
+    mask: Tensor,
 ) -> Tensor:
     """Mean 1 within each predicted class, over its samples in the mask."""
-    if mask is None:
-        mask = torch.ones_like(weights)
     zeros = weights.new_zeros(classes)
     sums = zeros.index_add(0, predicted, weights * mask)
     counts = zeros.index_add(0, predicted, mask)

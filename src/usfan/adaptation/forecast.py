@@ -12,7 +12,6 @@ import torch
 
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.schedule import Schedule
-from usfan.adaptation.thresholds import GUARD_IMAGES
 from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.passes import prepare as prepare_network
@@ -42,20 +41,15 @@ def describe_plan(
     frozen = plan.frozen or config.tune == "auto"
     setting = SETTING_RULE if config.setting == "auto" else config.setting
     tune = TUNE_RULE if config.tune == "auto" else config.tune
+    passes = 1 if frozen else config.epochs + 1
+    schedule = Schedule.of(plan, count, labelled=False)
     lines = [
         f"method: {plan.method.name}, {plan.method.summary}",
         f"classes: {setting}",
         f"trained: {tune}",
-        f"model: {passes(plan, frozen)} over {count:,} images, {seconds * count:.0f} s each",
+        f"passes of the model over {count:,} images: {passes}, {seconds * count:.0f} s each",
+        f"training: {schedule.epochs} epochs, {schedule.steps:,} steps",
     ]
-    if plan.method.needs_witness:
-        lines.append(f"witness ({config.witness}): 1 pass over {count:,} images")
-    if config.guard and plan.method.adapts:
-        lines.append(
-            f"guard: 1 pass of another network over {min(count, GUARD_IMAGES):,} images"
-        )
-    schedule = Schedule.of(plan, count, labelled=False)
-    lines.append(f"training: {schedule.epochs} epochs, {schedule.steps:,} steps")
     networks = 3  # the model, the witness and the judge look at the images once each
     if frozen:
         total = schedule.steps * HEAD_STEP + networks * count * seconds
@@ -64,12 +58,6 @@ def describe_plan(
         all_layers = count * seconds * (schedule.epochs * (2 + BACKWARD) + networks)
         lines.append(f"expected: about {all_layers:.0f} s if all layers are trained")
     return lines
-
-
-def passes(plan: Plan, frozen: bool) -> str:
-    if frozen:
-        return "1 pass"
-    return f"{plan.config.epochs + 1} passes beside the training"
 
 
 def seconds_per_image(source: SourceModel, few: Store, runtime: Runtime) -> float:

@@ -35,7 +35,7 @@ from usfan.config import AdaptConfig
 from usfan.engine.accelerate.layers import accelerated, settle_layout
 from usfan.engine.features import on_features
 from usfan.engine.loop import Loop, Progress
-from usfan.engine.passes import Feeder, forward_store, replayed_pass, worth_compiling
+from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
 from usfan.maths.names import TargetNaming, View
@@ -338,7 +338,6 @@ class Adaptation:
             self.store,
             self.source.spec,
             self.runtime,
-            compiled=worth_compiling(self.runtime, self.schedule.steps),
             replay=self.replay,
         )
         temperature = self.plan.method.certainty.temperature
@@ -354,9 +353,7 @@ class Adaptation:
 
     def score_epoch(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
         """Show this iterate to the guard, and record it."""
-        validators = validate(
-            outputs.probs, source_probs=before.probs, posterior_probs=outputs.posterior_probs
-        )
+        validators = validate(outputs.probs, before.probs, outputs.posterior_probs)
         if self.guide.separates:
             validators["information_maximization"] = self.guide.known_information(outputs.probs)
         predictions = outputs.logits.argmax(dim=1)

@@ -34,16 +34,11 @@ class Schedule:
 
     @property
     def epochs(self) -> int:
-        return sum(stage.epochs for stage in self.stages)
+        return self.epochs_before(len(self.stages))
 
     @property
     def steps(self) -> int:
-        return self.steps_before(len(self.stages))
-
-    def steps_before(self, number: int) -> int:
-        """Steps of the stages before this one."""
-        stages = self.stages[:number]
-        return sum(count_batches(self.images, s.batch_size) * s.epochs for s in stages)
+        return sum(count_batches(self.images, s.batch_size) * s.epochs for s in self.stages)
 
     def epochs_before(self, number: int) -> int:
         """Epochs of the stages before this one."""
@@ -59,19 +54,13 @@ class Schedule:
 
     def run_progress(self, progress: Progress, number: int) -> Progress:
         """The progress of a stage as that of the whole run."""
-        steps_before = self.steps_before(number)
         epochs_before = self.epochs_before(number)
 
         def show(done: int, _: int, figures: dict[str, float]) -> None:
-            figures = {
-                **figures,
-                "images": epochs_before * self.images + figures["images"],
-                "images_in_all": self.epochs * self.images,
-            }
             if "epoch" in figures:
-                figures["epoch"] += epochs_before
-                figures["epochs"] = self.epochs
-            progress(steps_before + done, self.steps, figures)
+                epoch = figures["epoch"] + epochs_before
+                figures = {**figures, "epoch": epoch, "epochs": self.epochs}
+            progress(epochs_before * self.images + done, self.epochs * self.images, figures)
 
         return show
 

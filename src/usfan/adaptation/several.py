@@ -24,8 +24,7 @@ from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
 from usfan.errors import DataError
-from usfan.maths.outputs import Outputs
-from usfan.maths.source_mixture import choose_shares, reordered
+from usfan.maths.source_mixture import evidence_shares
 from usfan.maths.validators import validate
 from usfan.store.model import AdaptedModel, MixtureModel, Passes, SourceModel
 
@@ -61,13 +60,11 @@ def mix_adapted(
     first = passes[0]
     if any(not torch.equal(one.positions, first.positions) for one in passes):
         raise DataError("the models of a mixture must have seen the same images")
-    mixture = MixtureModel.of(members, config.mixing, (), method=config.method)
     befores = [one.before for one in passes]
-    afters = [one.after for one in passes]
-    shares = choose_shares(config.mixing, in_order(mixture, befores), in_order(mixture, afters))
-    mixture.shares = tuple(shares.tolist())
+    shares = evidence_shares(befores).tolist()
+    mixture = MixtureModel.of(members, shares, method=config.method)
     before = mixture.mix(befores)
-    after = mixture.mix(afters)
+    after = mixture.mix([one.after for one in passes])
     if any(model.unknown_rule is not None for model in members):
         mixture.unknown_rule = method.split.rule(after, method.split.decision)
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
@@ -80,15 +77,6 @@ def mix_adapted(
     # no path: folders are shared
     mixture.summary = {name: mixture.history[name] for name in ("method", "epochs", "seconds")}
     return mixture
-
-
-def in_order(mixture: MixtureModel, outputs: Sequence[Outputs]) -> list[Outputs]:
-    """The outputs of each member in the mixture's order of the classes."""
-    device = outputs[0].logits.device
-    return [
-        reordered(member, mixture.order(number).to(device))
-        for number, member in enumerate(outputs)
-    ]
 
 
 def judge_mixture(
@@ -127,9 +115,7 @@ def history_of(
     source_probs = passes.before.probs
     records = []
     for epoch, outputs in enumerate((passes.before, passes.after)):
-        validators = validate(
-            outputs.probs, source_probs=source_probs, posterior_probs=outputs.posterior_probs
-        )
+        validators = validate(outputs.probs, source_probs, outputs.posterior_probs)
         records.append({"epoch": epoch, "validators": validators})
     sources = []
     reasons = []
@@ -157,7 +143,6 @@ def history_of(
         "epochs": config.epochs,
         "kept_epoch": int(adapted),
         "sources": sources,
-        "mixing": config.mixing,
         "classes": classes,
         "guard": {"on": config.guard, "kept": kept, "reason": "; ".join(reasons)},
         "estimated_accuracy": estimated_accuracy(

@@ -185,7 +185,7 @@ def say_adapted(
     say_skipped(images, logged=not private)
     if isinstance(model, MixtureModel):
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
-        say(f"mixed by {model.mixing}: {', '.join(weights)}")
+        say(f"mixed: {', '.join(weights)}")
     history = model.history
     say(
         f"{out}: the model, adapted by {model.method}"

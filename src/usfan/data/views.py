@@ -115,39 +115,10 @@ def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
     return (pixels.float() - mean) / std
 
 
-def normalised_crops(
-    pixels: Tensor,
-    rows: Tensor,
-    samples: Tensor,
-    size: int,
-    seed: int,
-    epoch: Tensor,
-    mean: Tensor,
-    std: Tensor,
-) -> Tensor:
-    """`normalise(crop_flip(…))` of tensors and numbers alone, for a compiler."""
-    return (crop_flip(pixels, rows, samples, size, seed, epoch).float() - mean) / std
-
-
 def centre(pixels: Tensor, size: int) -> Tensor:
     """The middle size×size of each picture."""
     low = (pixels.shape[-1] - size) // 2
     return pixels[..., low : low + size, low : low + size]
-
-
-def normalised_centres(
-    pixels: Tensor,
-    rows: Tensor,
-    size: int,
-    mean: Tensor,
-    std: Tensor,
-    channels_last: bool,
-) -> Tensor:
-    """`test_view(pixels[rows])` of tensors and numbers alone, for a compiler."""
-    view = (centre(pixels[rows], size).float() - mean) / std
-    return view.contiguous(
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format
-    )
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:

@@ -35,7 +35,7 @@ from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
-from usfan.threads import threads_for, use
+from usfan.threads import use
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +54,23 @@ class BackboneAlone(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.channels_last = channels_last
-        self.laid_out = False
 
     def extract(self, images: Tensor) -> Tensor:
-        if self.laid_out:
-            images = images.contiguous(memory_format=torch.channels_last)
         features: Tensor = self.backbone(images)
         return features
 
-    @contextlib.contextmanager
-    def fast(self, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
-        """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
-        self.laid_out = runtime.device.type == "cpu" and faster_laid_out(self.backbone, spec)
-        if self.laid_out:
-            self.backbone.to(memory_format=torch.channels_last)
-        try:
-            yield
-        finally:
-            if self.laid_out:
-                plain_layout(self.backbone)
-            self.laid_out = False
+
+@contextlib.contextmanager
+def laid_out(backbone: nn.Module, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
+    """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
+    if runtime.device.type != "cpu" or not faster_laid_out(backbone, spec):
+        yield
+        return
+    backbone.to(memory_format=torch.channels_last)
+    try:
+        yield
+    finally:
+        plain_layout(backbone)
 
 
 def on_features(classifier: Classifier) -> Classifier:
@@ -101,7 +98,7 @@ def features_of(
     alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
     with (
         threads_for(math.inf),
-        alone.fast(spec, runtime),
+        laid_out(alone.backbone, spec, runtime),
         passing(alone, spec, runtime) as through,
     ):
         width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
@@ -117,18 +114,12 @@ def features_of(
 def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
     """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
     through all layers: within a layer threads would wait for each other, at the end of every one. Each thread has a
-    copy of the network; one that cannot be copied takes whole batches."""
-    threads = torch.get_num_threads()
-    at_once = math.gcd(threads, PASS_BATCH // PIECE)
-    in_pieces = (
-        runtime.device.type == "cpu"
-        and spec.size > SMALL_PICTURES
-        and (at_once > 1 or threads == 1)
-    )
-    networks = copies(alone, at_once) if in_pieces else None
-    if networks is None:
+    copy of the network; one that cannot be copied takes one piece after another."""
+    if runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES:
         yield lambda store, rows: pass_batch(alone, store, rows, spec, runtime)
         return
+    threads = torch.get_num_threads()
+    networks = copies(alone, min(threads, PASS_BATCH // PIECE))
     free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
     for network in networks:
         free.put(network)
@@ -145,41 +136,45 @@ def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator
         pieces = rows.tensor_split(max(1, len(rows) // PIECE))
         return torch.cat(list(pool.map(pass_piece, itertools.repeat(store), pieces)))
 
-    use(threads // at_once)
+    use(threads // len(networks))
     try:
-        with ThreadPoolExecutor(at_once) as pool:
+        with ThreadPoolExecutor(len(networks)) as pool:
             yield pass_pieces
     finally:
         use(threads)
 
 
-def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone] | None:
-    """The network and copies of it with the same tensors: a layer may note something in itself. None if it has hooks,
-    which all copies would share together with what they write to, or cannot be copied."""
-    if count > 1 and any(
-        part._forward_hooks or part._forward_pre_hooks for part in alone.modules()
-    ):
-        return None
-    networks = [alone]
+def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone]:
+    """The network and copies of it with the same tensors: a layer may note something in itself. The network alone if it
+    has hooks, which all copies would share together with what they write to, or cannot be copied."""
+    if any(part._forward_hooks or part._forward_pre_hooks for part in alone.modules()):
+        return [alone]
+    tensors = [*alone.parameters(), *alone.buffers()]
     try:
-        while len(networks) < count:
-            tensors = itertools.chain(alone.parameters(), alone.buffers())
-            networks.append(copy.deepcopy(alone, {id(tensor): tensor for tensor in tensors}))
+        others = [copy.deepcopy(alone, {id(t): t for t in tensors}) for _ in range(1, count)]
     except Exception as error:  # a user's network may hold anything, such as a lock
         log.debug(
             "the backbone cannot be copied, so threads do not share the images: %s", error
         )
-        return None
-    return networks
+        return [alone]
+    return [alone, *others]
+
+
+def batches(
+    through: Pass, store: Store, size: int, runtime: Runtime
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This process's rows and their features, batch by batch."""
+    with bar("features", len(store)) as display:
+        for rows in own_batches(len(store), size, runtime):
+            yield rows, through(store, rows)
+            display.advance(len(rows))
 
 
 def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:
     table = torch.zeros(len(store), width, device=runtime.device)
-    with bar("features", len(store)) as display:
-        for rows in own_batches(len(store), PASS_BATCH, runtime):
-            table[rows] = through(store, rows)
-            display.advance(len(rows))
-    return runtime.total(table) if runtime.world > 1 else table
+    for rows, features in batches(through, store, PASS_BATCH, runtime):
+        table[rows] = features
+    return runtime.total(table)
 
 
 def from_file(
@@ -202,13 +197,9 @@ def from_file(
     folder = row_cache.cache_folder(runtime.cache)
     cache = row_cache.RowCache(folder, key, len(store), (width,), torch.float32)
 
-    def batches(_: row_cache.Skips) -> Iterator[Tensor]:
-        with bar("features", len(store)) as progress:
-            for rows in torch.arange(len(store), device=runtime.device).split(
-                row_cache.CHECKED
-            ):
-                yield through(store, rows)
-                progress.advance(len(rows))
+    def build(_: row_cache.Skips) -> Iterator[Tensor]:
+        for _rows, features in batches(through, store, row_cache.CHECKED, runtime):
+            yield features
 
-    table, _ = cache.read_or_build(runtime.device, batches)
+    table, _ = cache.read_or_build(runtime.device, build)
     return table

@@ -37,8 +37,8 @@ from usfan.models.classifier import Classifier
 from usfan.threads import threads_for
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called with (steps done, steps in all, figures). The figures hold `images` seen and `images_in_all`, each image once
-an epoch; at the end of an epoch `epoch` and `epochs` too."""
+"""Called with (images seen, images in all, figures), each image once an epoch. At the end of an epoch the figures hold
+`epoch` and `epochs`."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Loop:
         if rows is None:
             rows = torch.arange(len(feeder.store), device=runtime.device)
         self.rows = rows
-        self.beside = None if beside is None else beside.to(runtime.device)
+        self.beside = rows[:0] if beside is None else beside.to(runtime.device)
         self.batches = count_batches(len(self.rows), stage.batch_size)
         self.steps = self.batches * stage.epochs
         self.compiled = worth_compiling(runtime, self.steps)
@@ -121,13 +121,12 @@ class Loop:
             for number, samples in enumerate(self.epoch_samples(epoch)):
                 done = epoch * self.batches + number
                 lr = self.optimiser.schedule(done)
-                self.done.fill_(done / max(1, self.steps))
+                self.done.fill_(done / self.steps)
                 beside = self.samples_beside(epoch, number)
                 inputs = self.feeder.inputs(torch.cat([samples, beside]))
                 sums = sums + self.stepper(*inputs)
-                if self.progress is not None:
-                    images = self.images_seen(epoch, number + 1)
-                    self.progress(done + 1, self.steps, {"lr": lr, **images})
+                images = min((number + 1) * self.stage.batch_size, len(self.rows))
+                self.show(epoch, {"lr": lr}, images)
         figures = {}
         if isinstance(sums, Tensor):
             means = (sums / self.batches).tolist()
@@ -154,17 +153,21 @@ class Loop:
 
     def tell(self, epoch: int, figures: dict[str, Any]) -> None:
         """Report that `epoch` epochs of this stage are done, with the figures of the last one."""
+        numbers = {k: v for k, v in figures.items() if isinstance(v, (int, float))}
+        self.show(epoch, numbers | {"epoch": epoch, "epochs": self.stage.epochs})
+
+    def show(self, epochs: int, figures: dict[str, float], images: int = 0) -> None:
+        """Progress after so many epochs, and so many images of the next one."""
         if self.progress is not None:
-            numbers = {k: v for k, v in figures.items() if isinstance(v, (int, float))}
-            numbers |= {"epoch": epoch, "epochs": self.stage.epochs, **self.images_seen(epoch)}
-            self.progress(epoch * self.batches, self.steps, numbers)
+            count = len(self.rows)
+            self.progress(epochs * count + images, self.stage.epochs * count, figures)
 
     def samples_beside(self, epoch: int, number: int) -> Tensor:
         """This process's share of the samples that go beside a batch; they take turns."""
-        if self.beside is None:
-            return self.rows[:0]
         count = len(self.beside)
         at_once = self.count_beside
+        if not at_once:
+            return self.beside
         order = permutation(count, self.stage.seed, (1 << 21) + epoch).to(self.beside.device)
         turn = number * at_once + torch.arange(at_once, device=order.device)
         samples = self.beside[order[turn % count]]
@@ -173,15 +176,7 @@ class Loop:
     @property
     def count_beside(self) -> int:
         """How many samples go beside each global batch."""
-        if self.beside is None:
-            return 0
         return min(len(self.beside), max(1, self.stage.batch_size // 2))
-
-    def images_seen(self, epochs: int, batches: int = 0) -> dict[str, int]:
-        """Images seen after this many epochs and batches, without those that only fill up the last batch."""
-        count = len(self.rows)
-        last = min(batches * self.stage.batch_size, count)
-        return {"images": epochs * count + last, "images_in_all": self.stage.epochs * count}
 
     def step(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         """One update: view → forward → loss → backward → update."""
@@ -189,7 +184,7 @@ class Loop:
             range(self.runtime.rank, self.count_beside, self.runtime.world)
         )
         compiled = self.compiled and size == self.stage.batch_size
-        view = self.feeder.view(samples, staged, compiled=compiled)
+        view = self.feeder.view(samples, staged)
         features, logits = forward(self.classifier, view, self.runtime, compiled=compiled)
         batch = Batch(
             samples[:size],
@@ -198,7 +193,7 @@ class Loop:
             logits[:size],
             self.done,
             self.forward,
-            None if self.beside is None else (samples[size:], logits[size:]),
+            (samples[size:], logits[size:]),
         )
         loss = torch.zeros((), device=self.runtime.device)
         for term in self.terms:

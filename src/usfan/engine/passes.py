@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from usfan.data.cache import open_store
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.data.views import (
-    InputSpec,
-    normalised_centres,
-    normalised_crops,
-    statistics,
-    test_view,
-    train_view,
-)
+from usfan.data.views import InputSpec, test_view, train_view
 from usfan.engine.runtime import Runtime, permutation
 from usfan.engine.stepper import Stepper, worth_capturing
 from usfan.models.classifier import Classifier, batch_norms, lay_out
@@ -44,10 +37,6 @@ WORTH_COMPILING = 30_000
 PASS_BATCH = 64
 """Batch size of a pass over a data set: the recipe's, for which a GPU is set up by training (a new size costs
 seconds). On a CPU larger ones are slower."""
-LARGE_PASS_BATCH = 256
-"""About the size of a GPU's other passes: a compiled one, which sets up its own, and one that is not captured…"""
-LARGE_PASS = 16_384
-"""…over so many images."""
 FEATURE_BATCH = 4_096
 """Batch size of a pass over cached features."""
 SMALL_PICTURES = 64
@@ -72,9 +61,7 @@ class Feeder:
             (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
         )
 
-    def view(
-        self, samples: Tensor, staged: Tensor | None = None, *, compiled: bool = False
-    ) -> Tensor:
+    def view(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
         spec = self.spec
         if self.store.is_features:
             return self.store.values[samples] if staged is None else staged
@@ -85,10 +72,6 @@ class Feeder:
         if staged is not None:
             pixels = staged
             rows = torch.arange(len(samples), device=self.device)
-        if compiled and spec.augment == "crop-flip":
-            crops = compiled_view(normalised_crops)
-            mean, std = statistics(spec, self.device)
-            return crops(pixels, rows, samples, spec.size, self.seed, self.epoch, mean, std)
         return train_view(pixels, rows, samples, spec, self.seed, self.epoch)
 
 
@@ -96,7 +79,6 @@ def engine_store(
     images: ImageData | Store,
     spec: InputSpec,
     runtime: Runtime,
-    progress: Callable[[int], None] | None = None,
 ) -> Store:
     """The decoded images of a data set, at the size that the network's views start from; a store is taken as it is."""
     if isinstance(images, Store):
@@ -109,7 +91,7 @@ def engine_store(
             device=runtime.device,
             cache_dir=runtime.cache,
             workers=runtime.workers,
-            progress=progress or display.advance,
+            progress=display.advance,
         )
 
 
@@ -123,12 +105,6 @@ def compiled_forward() -> Callable[..., Tensor]:
     """One compiled extractor for all classifiers: networks of the same shape, in either stage, share its code."""
     torch._dynamo.config.recompile_limit = 64  # a study has several networks
     return torch.compile(lambda classifier, images: classifier.extract(images), dynamic=False)
-
-
-@functools.cache
-def compiled_view(view: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Views as one kernel."""
-    return torch.compile(view, dynamic=False)
 
 
 def forward(
@@ -218,7 +194,6 @@ def forward_store(
     runtime: Runtime,
     *,
     rows: Tensor | None = None,
-    compiled: bool = False,
     replay: Stepper | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -227,8 +202,12 @@ def forward_store(
     classifier.eval()
     if rows is None:
         rows = torch.arange(len(store), device=runtime.device)
-    compiled = compiled and len(rows) >= PASS_BATCH
-    batch_size = pass_batch_size(len(rows), store, runtime, compiled=compiled, replay=replay)
+    through = replay or functools.partial(
+        pass_batch, classifier, store, spec=spec, runtime=runtime
+    )
+    batch_size = PASS_BATCH
+    if store.is_features:
+        batch_size = min(FEATURE_BATCH, max(1, len(rows)))
     weight, _ = classifier.head_tensors()
     classes, width = weight.shape
     features = torch.zeros(len(rows), width, device=runtime.device)
@@ -244,34 +223,13 @@ def forward_store(
                 runtime.device.type == "cuda"
             ):  # a new size costs seconds: fill up the last batch
                 samples = torch.cat([samples, samples[-1:].expand(batch_size - count)])
-            if replay is not None:
-                values = replay(samples)
-            else:
-                values = pass_batch(
-                    classifier, store, samples, spec, runtime, compiled=compiled
-                )
+            values = through(samples)
             features[batch] = values[:count]
             logits[batch] = classifier.head(values)[:count]
             if progress is not None:
                 progress(count)
-    if runtime.world > 1:  # each process filled its rows only
-        features = runtime.total(features)
-        logits = runtime.total(logits)
-    return features, logits
-
-
-def pass_batch_size(
-    count: int, store: Store, runtime: Runtime, *, compiled: bool, replay: Stepper | None
-) -> int:
-    if (
-        compiled
-    ):  # each size is compiled: the one near the usual size that leaves little to fill up
-        return -(-count // max(1, round(count / LARGE_PASS_BATCH)))
-    if store.is_features:
-        return min(FEATURE_BATCH, max(1, count))
-    if runtime.device.type == "cuda" and replay is None and count >= LARGE_PASS:
-        return LARGE_PASS_BATCH
-    return PASS_BATCH
+    # each process filled its rows only
+    return runtime.total(features), runtime.total(logits)
 
 
 def own_batches(count: int, batch_size: int, runtime: Runtime) -> Iterator[Tensor]:
@@ -287,11 +245,14 @@ def replayed_pass(
     that lie on the GPU can be gathered so."""
     if store.device.type != "cuda" or not worth_capturing(runtime, steps):
         return None
-    compiled = worth_compiling(runtime, steps)
-
-    def batch(rows: Tensor) -> Tensor:
-        return pass_batch(classifier, store, rows, spec, runtime, compiled=compiled)
-
+    batch = functools.partial(
+        pass_batch,
+        classifier,
+        store,
+        spec=spec,
+        runtime=runtime,
+        compiled=worth_compiling(runtime, steps),
+    )
     return Stepper(batch, runtime, steps)
 
 
@@ -306,14 +267,9 @@ def pass_batch(
 ) -> Tensor:
     """Features of one batch of a pass; in halves if memory runs out."""
     try:
-        if store.is_features:
-            images = store.batch(rows, runtime.device)
-        elif compiled and store.device.type == runtime.device.type:
-            view = compiled_view(normalised_centres)
-            mean, std = statistics(spec, runtime.device)
-            images = view(store.values, rows, spec.size, mean, std, network.channels_last)
-        else:
-            images = test_view(store.batch(rows, runtime.device), spec)
+        images = store.batch(rows, runtime.device)
+        if not store.is_features:
+            images = test_view(images, spec)
         return extract(network, images, runtime, compiled=compiled)
     except torch.OutOfMemoryError:
         if len(rows) < 2:

@@ -23,12 +23,12 @@ from usfan.errors import ConfigError
 from usfan.maths.objectives import alone
 
 MALLOC_OPTIONS = {
-    "M_MMAP_MAX": (-4, 0),
-    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
-    "M_TOP_PAD": (-2, 64 << 20),
-    "M_ARENA_MAX": (-8, 1),
+    -4: 0,  # M_MMAP_MAX
+    -1: 2**31 - 1,  # M_TRIM_THRESHOLD
+    -2: 64 << 20,  # M_TOP_PAD
+    -8: 1,  # M_ARENA_MAX
 }
-"""Options of glibc's mallopt by name: number and value."""
+"""Options of glibc's mallopt: number and value."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ class Runtime:
 
     def agree(self, number: int) -> bool:
         """Whether all processes hold the same number."""
-        value = torch.tensor([number, number**2], dtype=torch.float64, device=self.device)
-        total, squares = self.total(value).tolist()
-        return bool(squares * self.world == total**2)
+        numbers = self.gathered(torch.tensor([number], device=self.device))
+        return len(numbers.unique()) == 1
 
     @property
     def total_or_alone(self) -> Callable[[Tensor], Tensor]:
@@ -85,33 +84,26 @@ class Runtime:
         return self.device.type == "cuda" and self.compile != "off" and self.world == 1
 
 
-def as_runtime(
+def start_runtime(
     runtime: Runtime | RuntimeConfig | Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
 ) -> Runtime:
-    """The runtime of the Python API's arguments `runtime` and `device`."""
+    """Choose the device and, if several processes are to work together, join them. A runtime is taken as it is."""
     if isinstance(runtime, Runtime):
         if device is not None and torch.device(device).type != runtime.device.type:
             raise ConfigError(
                 f"device={str(device)!r} and a runtime on {runtime.device} exclude each other: give one"
             )
         return runtime
-    if runtime is None or isinstance(runtime, Mapping):
-        runtime = make_config(RuntimeConfig, dict(runtime or {}))
-    if not isinstance(runtime, RuntimeConfig):
+    config = runtime
+    if config is None or isinstance(config, Mapping):
+        config = make_config(RuntimeConfig, dict(config or {}))
+    if not isinstance(config, RuntimeConfig):
         raise ConfigError(
             f"runtime must be a dict such as {{'device': 'cuda', 'workers': 4}} or a RuntimeConfig; got {runtime!r:.80}"
         )
     if device is not None:
-        runtime = dataclasses.replace(runtime, device=str(device))
-    return start_runtime(runtime)
-
-
-def start_runtime(config: RuntimeConfig | Runtime | None = None) -> Runtime:
-    """Choose the device and, if several processes are to work together, join them. A runtime is taken as it is."""
-    if isinstance(config, Runtime):
-        return config
-    config = config or RuntimeConfig()
+        config = dataclasses.replace(config, device=str(device))
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError("--device cuda: no CUDA device was found; use --device cpu or auto")
@@ -143,7 +135,7 @@ def keep_freed_memory() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # another system, another library
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in MALLOC_OPTIONS.values():
+        for option, value in MALLOC_OPTIONS.items():
             mallopt(option, value)
 
 

@@ -41,10 +41,6 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def no_step(*_: Tensor) -> Tensor:
-    raise RuntimeError("this stepper was released")
-
-
 class Stepper:
     """Calls `step(*inputs)`; on a GPU, if it pays, replays it as a CUDA graph, one per batch size."""
 
@@ -74,8 +70,7 @@ class Stepper:
         """No more steps: frees the graphs and the object that owns the step. They refer to each other, and would wait
         for the garbage collection otherwise, with all their memory."""
         self.graphs.clear()
-        self.step = no_step
-        self.capture = False
+        del self.step
 
     def _on_side_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
         stream = torch.cuda.Stream(self.device)

@@ -1,14 +1,12 @@
-"""How well probabilities match outcomes: proper scores, calibration error, selective prediction.
+"""How well probabilities match outcomes: proper scores and the calibration error.
 
 With p (N×K) the probabilities, y (N) the labels, c = max_k p the confidence and r = 1[argmax p = y]:
 
     NLL     −mean log p_y
     Brier   mean Σ_k (p_k − 1[y = k])²              0 to 2; for K = 2 twice the binary score
-    ECE     Σ_b n_b/N · |mean_b r − mean_b c|       over 15 bins of equal width; adaptive: of equal mass
-    AURC    mean over i of the error rate among the i most certain samples
+    ECE     Σ_b n_b/N · |mean_b r − mean_b c|       over 15 bins of equal width, in percent
 
-ECE, adaptive ECE and AURC are percentages, 0 to 100. Samples that tie share the mean of their group, so no figure
-depends on the order of the samples. Everything is computed in float64 on the host.
+Everything is computed in float64 on the host.
 """
 
 from typing import NamedTuple
@@ -36,52 +34,34 @@ def calibration_metrics(
     labels: Tensor,
     prefix: str = "",
 ) -> dict[str, float]:
-    """`nll`, `brier`, `ece`, `adaptive_ece`, `aurc` of probs N×K against labels N, each key with `prefix` before it."""
+    """`nll`, `brier` and `ece` of probs N×K against labels N, each key with `prefix` before it."""
     probs, labels = checked(probs, labels)
     confidence, correct = _confidence_and_correct(probs, labels)
     label_probs = probs.gather(1, labels[:, None]).squeeze(1).double()
     squares = probs.double().square().sum(dim=1)
-    figures: dict[str, Tensor | float] = {
+    index = _equal_width(confidence)
+    gaps = torch.bincount(index, weights=correct - confidence, minlength=BINS)
+    figures = {
         "nll": -label_probs.clamp_min(SMALLEST).log().mean(),
         "brier": (squares - 2 * label_probs + 1).mean(),
-        "ece": 100 * _gap(_equal_width(confidence, BINS), confidence, correct, BINS),
-        "adaptive_ece": 100 * _adaptive_gap(confidence, correct, BINS),
-        "aurc": aurc(correct, 1 - confidence),
+        "ece": 100 * (gaps.abs().sum() / len(labels)),
     }
     return {prefix + name: float(value) for name, value in figures.items()}
 
 
-def reliability_bins(
-    probs: Tensor,
-    labels: Tensor,
-    bins: int = BINS,
-) -> ReliabilityBins:
-    """The reliability diagram of probs N×K: `bins` bins of equal width, [a, b), the last one with its right end.
+def reliability_bins(probs: Tensor, labels: Tensor) -> ReliabilityBins:
+    """The reliability diagram of probs N×K: bins of equal width, [a, b), the last one with its right end.
 
     A confidence of exactly 1 belongs to the last bin.
     """
     probs, labels = checked(probs, labels)
     confidence, correct = _confidence_and_correct(probs, labels)
-    index = _equal_width(confidence, bins)
-    counts = torch.bincount(index, minlength=bins)
+    index = _equal_width(confidence)
+    counts = torch.bincount(index, minlength=BINS)
     sizes = counts.clamp_min(1)
-    mean_confidence = torch.bincount(index, weights=confidence, minlength=bins) / sizes
-    accuracy = torch.bincount(index, weights=correct, minlength=bins) / sizes
+    mean_confidence = torch.bincount(index, weights=confidence, minlength=BINS) / sizes
+    accuracy = torch.bincount(index, weights=correct, minlength=BINS) / sizes
     return ReliabilityBins(mean_confidence, accuracy, counts)
-
-
-def aurc(correct: Tensor, score: Tensor) -> float:
-    """Area under the risk-coverage curve, percent: the error rate among the i lowest scores, averaged over i = 1…N."""
-    if correct.shape != score.shape:
-        raise DataError(
-            f"one score per sample is needed: {tuple(score.shape)} scores for {tuple(correct.shape)} samples"
-        )
-    score = score.detach().cpu().double()
-    correct = correct.detach().cpu().double()
-    order = score.argsort(stable=True)
-    errors = 1 - _group_means(score, correct)[order]
-    covered = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    return float(100 * (errors.cumsum(0) / covered).mean())
 
 
 def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,34 +95,6 @@ def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return confidence.double(), (predicted == labels).double()
 
 
-def _equal_width(confidence: Tensor, bins: int) -> Tensor:
-    inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+def _equal_width(confidence: Tensor) -> Tensor:
+    inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     return torch.bucketize(confidence, inner, right=True)
-
-
-def _gap(
-    index: Tensor,
-    confidence: Tensor,
-    correct: Tensor,
-    bins: int,
-) -> Tensor:
-    gaps = torch.bincount(index, weights=correct - confidence, minlength=bins)
-    return gaps.abs().sum() / len(index)
-
-
-def _adaptive_gap(
-    confidence: Tensor,
-    correct: Tensor,
-    bins: int,
-) -> Tensor:
-    order = confidence.argsort(stable=True)
-    index = torch.arange(len(order)) * bins // len(order)
-    correct = _group_means(confidence, correct)
-    return _gap(index, confidence[order], correct[order], bins)
-
-
-def _group_means(key: Tensor, values: Tensor) -> Tensor:
-    """N: the mean of the values over the samples with the same key."""
-    _, group, size = torch.unique(key, return_inverse=True, return_counts=True)
-    means: Tensor = torch.bincount(group, weights=values) / size
-    return means[group]

@@ -54,12 +54,12 @@ def judge(before: Tensor, after: Tensor, answers: Tensor) -> Judgement:
         changed_count,
         int(counts.sum()),
     )
-    intervals = [
-        measured_accuracy([(size, predictions[rows] == answers[rows]) for size, rows in strata])
-        for predictions in (before, after)
-    ]
+    source, adapted = (
+        measured_accuracy([(size, labels[rows] == answers[rows]) for size, rows in strata])
+        for labels in (before, after)
+    )
     answered = sum(len(rows) for _, rows in strata)
-    return Judgement(decision, *intervals, answered)
+    return Judgement(decision, source, adapted, answered)
 
 
 def next_judged(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.errors import ArtifactError, ConfigError, DataError
+from usfan.errors import ArtifactError, DataError
 from usfan.maths.objectives import entropy
 from usfan.maths.outputs import Outputs
 
@@ -67,14 +67,6 @@ class UnknownRule:
     threshold: float
     """In units of the score; infinite when nothing is unknown."""
 
-    def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise ConfigError(
-                f"unknown score {self.score!r}: choose one of {', '.join(SCORES)}"
-            )
-        if math.isnan(self.threshold):
-            raise ConfigError("the threshold of the unknown decision must be a number, got NaN")
-
     def score_of(self, outputs: Outputs) -> Tensor:
         """N scores, higher = more unknown."""
         return SCORES[self.score](outputs)
@@ -103,8 +95,7 @@ class UnknownRule:
             )
         if threshold is None:
             return cls(score, math.inf)
-        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-        if not is_number or not math.isfinite(threshold):
+        if type(threshold) not in (int, float) or not math.isfinite(threshold):
             raise ArtifactError(
                 f"unknown rule: field threshold must be a finite number or null, got {threshold!r}"
             )
@@ -118,8 +109,8 @@ def split_unknown(
     recipe: bool = False,
 ) -> UnknownRule:
     """The rule with the threshold that `unknown_threshold` finds on the outputs of the whole target."""
-    scores = UnknownRule(score, math.inf).score_of(outputs)
-    return UnknownRule(score, unknown_threshold(scores, recipe=recipe))
+    threshold = unknown_threshold(SCORES[score](outputs), recipe=recipe)
+    return UnknownRule(score, threshold)
 
 
 def unknown_threshold(scores: Tensor, *, recipe: bool = False) -> float:

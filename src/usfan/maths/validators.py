@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from usfan.errors import DataError
 from usfan.maths.objectives import entropy
 
 DIRECTION: dict[str, int] = {
@@ -44,34 +43,28 @@ VANISHED = 0.1
 
 def validate(
     probs: Tensor,
-    *,
-    source_probs: Tensor | None = None,
-    posterior_probs: Tensor | None = None,
+    source_probs: Tensor,
+    posterior_probs: Tensor,
 ) -> dict[str, float]:
-    """The validators of probs N×K; some need more inputs.
+    """The validators of probs N×K, from those of the source model and of the posterior predictive too.
 
     Inputs that are not finite give values that are not finite; `collapse` reports them.
     """
-    N, K = probs.shape
-    if N == 0:
-        raise DataError("validators need at least one sample")
+    K = probs.shape[1]
     mean_probs = probs.mean(dim=0, dtype=torch.float64)
     mean_entropy = float(entropy(probs.detach().double()).mean())
     entropy_of_mean = float(entropy(mean_probs))
     shares = class_shares(probs)
-    figures = {
+    source_labels = source_probs.to(probs.device).argmax(dim=1)
+    return {
         "entropy": mean_entropy,
         "information_maximization": entropy_of_mean - mean_entropy,
-        "diversity": entropy_of_mean / math.log(K) if K > 1 else 0.0,
+        "diversity": entropy_of_mean / math.log(K),
         "coverage": float((shares > 0).double().mean()),
         "largest_class": float(shares.max()),
+        "drift": _share(probs.argmax(dim=1) != source_labels),
+        "certain": _share(is_certain(posterior_probs)),
     }
-    if source_probs is not None:
-        source_labels = source_probs.to(probs.device).argmax(dim=1)
-        figures["drift"] = _share(probs.argmax(dim=1) != source_labels)
-    if posterior_probs is not None:
-        figures["certain"] = _share(is_certain(posterior_probs))
-    return figures
 
 
 def is_certain(posterior_probs: Tensor) -> Tensor:
@@ -83,7 +76,7 @@ def is_certain(posterior_probs: Tensor) -> Tensor:
 def class_shares(probs: Tensor) -> Tensor:
     """K shares of the samples by predicted class (argmax of probs N×K), float64."""
     counts = torch.bincount(probs.argmax(dim=1), minlength=probs.shape[1])
-    return counts.cpu().double() / max(len(probs), 1)
+    return counts.cpu().double() / len(probs)
 
 
 def collapse(

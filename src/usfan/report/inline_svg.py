@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import matplotlib
 from markupsafe import Markup
 from matplotlib import style
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.typing import RcStyleType
 
@@ -62,10 +63,13 @@ def inline_svg(
     figure.set_layout_engine("none")  # fixed margins: they take half the time
     (axes,) = figure.axes
     axes.set_position((0.15, 0.17, 0.81, 0.8) if axes.axison else (0, 0, 1, 1))
+    for part in (figure.patch, axes.patch):
+        part.set(facecolor="none", edgecolor="none")
     buffer = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": id}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+        # savefig would draw it twice
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=no_metadata)
     _, size, text = re.split('<svg .*?viewBox="(.*?)".*?>', buffer.getvalue(), maxsplit=1)
     for pattern, replacement in CHANGES.items():
         text = re.sub(pattern, replacement, text)

@@ -19,7 +19,7 @@ from usfan.errors import ConfigError
 from usfan.maths.names import TargetNaming
 from usfan.maths.objectives import certainty_weights, entropy
 from usfan.maths.outputs import Outputs, Prediction, check_finite
-from usfan.maths.source_mixture import mixed, reordered, source_weights
+from usfan.maths.source_mixture import mixed, reordered
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
@@ -278,16 +278,14 @@ class MixtureModel(AdaptedModel):
     the posterior and the uncertainty are those of the first. `of` makes one."""
 
     members: tuple[SourceModel, ...] = ()
-    mixing: str = "evidence"
     shares: tuple[float, ...] = ()
-    """α of every member, before its certainty comes in."""
+    """α of every member."""
     kind = "mixture"
 
     @classmethod
     def of(
         cls,
         members: Sequence[SourceModel],
-        mixing: str,
         shares: Sequence[float],
         *,
         classes: tuple[str, ...] | None = None,
@@ -310,7 +308,6 @@ class MixtureModel(AdaptedModel):
             method=method or str(getattr(first, "method", "source-only")),
             unknown_rule=unknown_rule,
             members=tuple(members),
-            mixing=mixing,
             shares=tuple(shares),
         )
 
@@ -320,7 +317,7 @@ class MixtureModel(AdaptedModel):
         return {
             "method": self.method,
             "members": f"{len(self.members)} of {', '.join(networks)}",
-            "mixing": f"{self.mixing}, shares {shares}",
+            "shares": shares,
             "classes": describe_classes(self.classes),
         }
 
@@ -336,10 +333,7 @@ class MixtureModel(AdaptedModel):
         same_order = []
         for number, member in enumerate(outputs):
             same_order.append(reordered(member, self.order(number).to(member.logits.device)))
-        by_certainty = self.mixing == "certainty"
-        shares = torch.tensor(self.shares)
-        weights = source_weights(same_order, shares, by_certainty=by_certainty)
-        return mixed(same_order, weights)
+        return mixed(same_order, torch.tensor(self.shares))
 
     def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
         return self.mix([model.outputs_of_pixels(pixels) for model in self.members])

@@ -84,7 +84,6 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
     """The content of config.json."""
     config: JsonTable = {"format": "usfan", "version": 1, "kind": model.kind}
     if model.kind == "mixture":
-        config["mixing"] = model.mixing
         config["shares"] = list(model.shares)
     else:
         posterior = model.posterior

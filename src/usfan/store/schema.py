@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.budget import allowed
-from usfan.config import MIXINGS, VIEWS
+from usfan.config import VIEWS
 from usfan.config_checks import DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, DataError, UsfanError, printable
@@ -72,7 +72,6 @@ class MixtureConfig:
     """config.json of a mixture of several models after the checks. Each member has a folder."""
 
     classes: tuple[str, ...]
-    mixing: str
     shares: tuple[float, ...]
     method: str
     unknown_rule: UnknownRule | None
@@ -191,9 +190,10 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
     shares = reader.numbers("shares", 0.0, 1.0, 2, MOST_SOURCES)
     if not abs(sum(shares) - 1) < 1e-3:
         raise reader.fail("shares", "numbers whose sum is 1")
+    if reader.values.get("mixing") == "certainty":  # a folder of version 0.2
+        raise reader.fail("mixing", "evidence: adapt the sources again")
     return MixtureConfig(
         classes,
-        reader.read("mixing", MIXINGS),
         shares,
         reader.read("method", str),
         read_rule(reader),

@@ -8,6 +8,7 @@ JSON file, written whole; it is never run twice. Images are decoded once per dom
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import subprocess
@@ -441,6 +442,7 @@ def read_mapping(path: Path) -> Row:
     return value
 
 
+@functools.cache
 def commit() -> str | None:
     """The commit of this checkout, if it is one."""
     command = ["git", "rev-parse", "--short", "HEAD"]

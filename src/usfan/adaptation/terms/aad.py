@@ -1,7 +1,7 @@
 """AaD, attracting and dispersing: like the neighbours, unlike the rest of the batch.
 
-    E[−Σ_j w_j p·p_j + α Σ_m p·p_m],   α = (1 + 10 t)^−β        j: the k nearest rows of the bank; w_j = 1, or the
-                                                                certainty of row j; m: the other samples of the batch
+    E[−Σ_j p·p_j + α Σ_m p·p_m],   α = (1 + 10 t)^−β        j: the k nearest rows of the bank
+                                                            m: the other samples of the batch
 
 t is the share of the steps done. β is 1 for Office-31 and 5 for VisDA-C; 0 keeps α = 1, as for Office-Home. The authors
 train the head too; here it is frozen, because the posterior belongs to it.
@@ -27,7 +27,7 @@ class AttractDisperse(Bank):
 
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
-        similarity = self.certainty[near] * agreement(batch.probs, self.probs[near])
+        similarity = agreement(batch.probs, self.probs[near])
         attracted = self.mean(-similarity.sum(dim=1), batch)
         dispersed = dispersion(self.context, batch.probs, self.context.known(batch))
         batch.notes["loss_dispersion"] = dispersed

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from usfan.adaptation.certainty import divide_by_mean
 from usfan.adaptation.terms.term import Batch, Context, Outputs, Term
 from usfan.config import number
 from usfan.maths.neighbours import nearest_in_bank
-from usfan.maths.objectives import certainty_weights
 
 
 @dataclass
@@ -28,20 +26,14 @@ class Bank(Term):
 
     neighbours: int = number(3, 1)
     """Nearest samples, by cosine of the features, with which a prediction is compared."""
-    certain: bool = False
-    """Weigh each neighbour by the certainty of its posterior predictive (mean 1 over the target)."""
 
     def start(self, context: Context) -> None:
         self.features = torch.zeros_like(context.source.features)
         self.probs = torch.zeros_like(context.source.probs)
-        self.certainty = self.probs.new_ones(context.count)
 
     def refresh(self, outputs: Outputs) -> None:
         self.features.copy_(normalize(outputs.features, dim=1))
         self.probs.copy_(outputs.probs)
-        if self.certain:
-            weights = certainty_weights(outputs.posterior_probs)
-            self.certainty.copy_(divide_by_mean(weights, self.guide.known))
 
     @torch.no_grad()
     def look(self, batch: Batch) -> Tensor:

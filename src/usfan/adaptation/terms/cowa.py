@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from usfan.adaptation.certainty import divide_by_mean
 from usfan.adaptation.terms.mixup import Mixup
 from usfan.adaptation.terms.term import Batch, Context, Outputs
-from usfan.maths.objectives import certainty_weights, soft_cross_entropy
+from usfan.maths.objectives import soft_cross_entropy
 
 RIDGE = 1e-6
 """Added to the diagonal of each covariance: `--epsilon` of the authors' image_target_CoWA.py (Jhyun17/CoWA-JMDS), which
@@ -33,9 +32,6 @@ adds a hundred times as much if a covariance cannot be inverted in float32. Here
 class WeightedMixup(Mixup):
     """Cross-entropy on mixup, weighted by JMDS."""
 
-    certain: bool = False
-    """Multiply JMDS by the certainty of the posterior predictive (mean 1 over the target)."""
-
     def start(self, context: Context) -> None:
         super().start(context)
         self.targets = torch.zeros_like(context.source.probs)
@@ -44,9 +40,6 @@ class WeightedMixup(Mixup):
     def refresh(self, outputs: Outputs) -> None:
         known = self.guide.known
         labels, scores = jmds(outputs.features, outputs.probs, known)
-        if self.certain:
-            weights = certainty_weights(outputs.posterior_probs)
-            scores = scores * divide_by_mean(weights, known)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
         self.scores.copy_(scores * known)
 
@@ -68,14 +61,12 @@ class WeightedMixup(Mixup):
 def jmds(
     features: Tensor,
     probs: Tensor,
-    known: Tensor | None = None,
+    known: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Labels N and scores N in [0, 1]; samples that are not known have no part in the Gaussians."""
+    """Labels N and scores N in [0, 1]; samples that are not known (N) have no part in the Gaussians."""
     phi = normalize(features, dim=1)
     shares = probs
     spread = torch.ones_like(probs)
-    if known is None:
-        known = torch.ones_like(probs[:, 0])
     for _ in range(2):
         logs = class_log_probs(phi, shares * known[:, None], spread * known[:, None])
         shares = logs.exp()

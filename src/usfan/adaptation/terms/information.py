@@ -55,7 +55,8 @@ class InformationMaximization(Term):
     def __call__(self, batch: Batch) -> Tensor:
         probs = batch.probs
         # Eq. 7: E[w H(p)]; with weights 1 Eq. 2: E[H(p)]
-        mean_entropy = self.context.mean(self.weights(batch) * recipe_entropy(probs), batch)
+        weights = self.guide.batch_weights(batch)
+        mean_entropy = self.context.mean(weights * recipe_entropy(probs), batch)
         # Eq. 3: L_div(p̂)
         mean_probs = self.mean_probs(probs, self.guide.diverse[batch.samples])
         divergence = diversity(mean_probs, self.target_shares if self.guide.uneven else None)
@@ -64,10 +65,6 @@ class InformationMaximization(Term):
         if self.guide.shares is not None or not self.guide.uneven:
             loss = loss + self.gamma * divergence
         return self.objective_scale * loss
-
-    def weights(self, batch: Batch) -> Tensor:
-        """B weights of the entropy term."""
-        return self.guide.batch_weights(batch)
 
     def mean_probs(self, probs: Tensor, weights: Tensor) -> Tensor:
         """p̂ of the batch, with its value moved towards that of the whole target."""

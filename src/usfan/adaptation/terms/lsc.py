@@ -1,6 +1,6 @@
 """LSC, the local structure clustering of G-SFDA: neighbours in feature space should be predicted alike.
 
-    E[−Σ_j w_j log(p·p_j)]        over the k nearest rows j of the bank; w_j = 1, or the certainty of row j
+    E[−Σ_j log(p·p_j)]        over the k nearest rows j of the bank
 
 The authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a separate term
 (`terms.information` at γ = 1).
@@ -28,15 +28,5 @@ class LocalStructure(Bank):
 
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
-        each = local_structure(batch.probs, self.probs[near], self.certainty[near])
-        return self.mean(each, batch)
-
-
-def local_structure(
-    probs: Tensor,
-    near: Tensor,
-    strength: Tensor,
-) -> Tensor:
-    """−Σ_j w_j log(p·p_j) per sample: probs B×K, near B×k×K, strength B×k."""
-    logs = torch.log(agreement(probs, near) + EPSILON)
-    return -(strength * logs).sum(dim=1)
+        logs = torch.log(agreement(batch.probs, self.probs[near]) + EPSILON)
+        return self.mean(-logs.sum(dim=1), batch)

@@ -31,14 +31,12 @@ from usfan.maths.objectives import entropy, soft_cross_entropy
 class MixMatch(Mixup):
     """Semi-supervised learning from the samples that the model is sure of."""
 
-    mixup_alpha: float = number(0.75)
-    """α of Beta(α, α), from which λ is drawn; 0 mixes nothing."""
+    mixup_alpha: float = number(0.75, 1e-3)
+    """α of Beta(α, α), from which λ is drawn."""
     sharpening: float = number(0.5, 1e-6)
     """T, temperature that sharpens the guessed labels."""
     consistency_weight: float = number(100.0)
     """u, weight of the loss on samples without a label, at the end of the stage; it grows linearly from 0."""
-    certain: bool = False
-    """Split by the entropy of the posterior predictive instead of the point estimate's."""
 
     def start(self, context: Context) -> None:
         super().start(context)
@@ -53,8 +51,7 @@ class MixMatch(Mixup):
             return
         labels = outputs.probs.argmax(dim=1)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
-        probs = outputs.posterior_probs if self.certain else outputs.probs
-        self.labelled.copy_(sure(probs, labels))
+        self.labelled.copy_(sure(outputs.probs, labels))
         self.split = True
 
     def tensors(self) -> dict[str, Tensor]:

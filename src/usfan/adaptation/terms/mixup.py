@@ -23,8 +23,8 @@ from usfan.config import number
 class Mixup(Term):
     """The mixup of a term; the term itself defines `__call__`."""
 
-    mixup_alpha: float = number(0.2)
-    """α of Beta(α, α), from which λ is drawn; 0 mixes nothing."""
+    mixup_alpha: float = number(0.2, 1e-3)
+    """α of Beta(α, α), from which λ is drawn."""
 
     def start(self, context: Context) -> None:
         self.keys = torch.zeros(context.count, dtype=torch.long, device=context.device)
@@ -36,9 +36,8 @@ class Mixup(Term):
         draw = np.random.default_rng((self.context.seed, epoch, 1))
         count = self.context.count
         self.keys.copy_(torch.from_numpy(draw.permutation(count)))
-        if self.mixup_alpha > 0:
-            shares = draw.beta(self.mixup_alpha, self.mixup_alpha, count)
-            self.shares.copy_(torch.from_numpy(shares))
+        shares = draw.beta(self.mixup_alpha, self.mixup_alpha, count)
+        self.shares.copy_(torch.from_numpy(shares))
 
     def mixed(self, batch: Batch, shares: Tensor, *values: Tensor) -> list[Tensor]:
         """Each of the values B×… of the batch's samples, mixed with those of their partners."""

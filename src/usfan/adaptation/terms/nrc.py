@@ -1,10 +1,9 @@
 """NRC, neighbourhood reciprocity clustering: reciprocal neighbours count more, and their neighbours a little.
 
-    E[−Σ_j a_j w_j p·p_j − r Σ_j Σ_m p·p_m]     j: the k nearest rows of the bank, m: the k' nearest rows of each j
+    E[−Σ_j a_j p·p_j − r Σ_j Σ_m p·p_m]     j: the k nearest rows of the bank, m: the k' nearest rows of each j
 
-a_j is 1 if the sample is itself among the k' nearest of j, else r = 0.1; w_j is 1, or the certainty of row j. The
-authors train the head too; here it is frozen, because the posterior belongs to it. Their L_div is a separate term
-(`terms.information` at γ = 1).
+a_j is 1 if the sample is itself among the k' nearest of j, else r = 0.1. The authors train the head too; here it is
+frozen, because the posterior belongs to it. Their L_div is a separate term (`terms.information` at γ = 1).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Reciprocity(Bank):
     def __call__(self, batch: Batch) -> Tensor:
         near = self.look(batch)
         further = self.further(near)
-        strength = affinity(batch.samples, further, self.weak_affinity) * self.certainty[near]
+        strength = affinity(batch.samples, further, self.weak_affinity)
         each = (strength * agreement(batch.probs, self.probs[near])).sum(dim=1)
         beyond = agreement(batch.probs, self.probs[further.flatten(1)]).sum(dim=1)
         return self.mean(-each - self.weak_affinity * beyond, batch)

@@ -23,12 +23,10 @@ from usfan.maths.objectives import smoothed_cross_entropy
 class Rotation(Term):
     """Predicts by how much a picture was turned."""
 
-    rotation_weight: float = number(0.6)
-    """ρ, weight of the rotation loss; 0 leaves it out, and then cached features are enough."""
+    needs_pixels = True
 
-    @property
-    def needs_pixels(self) -> bool:  # type: ignore[override]
-        return self.rotation_weight > 0
+    rotation_weight: float = number(0.6)
+    """ρ, weight of the rotation loss."""
 
     def start(self, context: Context) -> None:
         self.turns = torch.zeros(context.count, dtype=torch.long, device=context.device)
@@ -44,7 +42,7 @@ class Rotation(Term):
         self.turns.copy_(torch.from_numpy(draw.integers(4, size=len(self.turns))))
 
     def parameters(self) -> list[Tensor]:
-        return [self.weight, self.bias] if self.rotation_weight else []
+        return [self.weight, self.bias]
 
     def tensors(self) -> dict[str, Tensor]:
         return {"weight": self.weight.detach(), "bias": self.bias.detach()}
@@ -55,8 +53,6 @@ class Rotation(Term):
         self.bias.copy_(tensors["bias"])
 
     def __call__(self, batch: Batch) -> Tensor:
-        if not self.rotation_weight:
-            return batch.logits.new_zeros(())
         turns = self.turns[batch.samples]
         turned, _ = batch.forward(quarter_turns(batch.images, turns))
         both = torch.cat([batch.features.detach(), turned], dim=1)

@@ -13,12 +13,10 @@ def best_of_each_class(
     share: float | Tensor,
 ) -> Tensor:
     """N booleans: true for the ⌊share · n⌋ samples of each class of n samples that have the highest scores."""
-    by_score = scores.argsort(descending=True, stable=True)
-    order = by_score[labels[by_score].argsort(stable=True)]  # class by class, the best first
-    ordered = labels[order]
-    counts = torch.bincount(labels, minlength=classes)
-    first = counts.cumsum(0) - counts
-    rank = torch.arange(len(labels), device=labels.device) - first[ordered]
     chosen = torch.zeros_like(labels, dtype=torch.bool)
-    chosen[order] = rank < (share * counts + 1e-6).floor()[ordered]
+    for label in range(classes):
+        members = (labels == label).nonzero()[:, 0]
+        count = int(share * len(members) + 1e-6)
+        best = scores[members].argsort(descending=True, stable=True)[:count]
+        chosen[members[best]] = True
     return chosen

@@ -20,7 +20,6 @@ from usfan.adaptation.terms.selection import best_of_each_class
 from usfan.adaptation.terms.term import Batch, Context, Outputs
 from usfan.config import number
 from usfan.maths.neighbours import nearest_neighbours
-from usfan.maths.objectives import certainty_weights
 
 VOTE_TEMPERATURE = 5.0
 """Divides the cosine of a neighbour before it votes."""
@@ -38,8 +37,6 @@ class CleanLabels(PseudoLabels):
     """How many times they vote, each time with the labels that won before."""
     clean_share: float = number(0.6, 0, 1)
     """Share of each class whose pseudo-labels are used."""
-    certain: bool = False
-    """Multiply the share of the vote by the certainty of the posterior predictive."""
 
     def start(self, context: Context) -> None:
         super().start(context)
@@ -50,8 +47,6 @@ class CleanLabels(PseudoLabels):
         classes = outputs.probs.shape[1]
         near, similarity = nearest_neighbours(outputs.features, self.voters)
         scores = vote_share(self.labels, near, similarity, classes, self.votes)
-        if self.certain:
-            scores = scores * certainty_weights(outputs.posterior_probs)
         label_probs = outputs.probs.gather(1, self.labels[:, None])[:, 0]
         scores = scores.double().round(decimals=5) + 1e-6 * label_probs
         self.clean.copy_(best_of_each_class(scores, self.labels, classes, self.clean_share))

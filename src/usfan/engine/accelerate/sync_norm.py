@@ -16,23 +16,20 @@ from torch.autograd.function import once_differentiable
 from usfan.models.classifier import batch_norms
 
 
-def _summed(values: Tensor) -> Tensor:
-    values = values.clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(values)
-    return values
-
-
 class _Sum(torch.autograd.Function):
     """The sum over processes; its gradient is the sum of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        return _summed(values)
+        values = values.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(values)
+        return values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _summed(grad)
+        total: Tensor = _Sum.apply(grad)
+        return total
 
 
 def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
@@ -47,7 +44,7 @@ def global_batch_norm(layer: Any, inputs: Tensor) -> Tensor:
     shape = [1, -1] + [1] * (inputs.ndim - 2)
     centred = values - mean.view(shape)
     variance = _Sum.apply(centred.square().sum(dims)) / total
-    if layer.track_running_stats and layer.running_mean is not None:
+    if layer.running_mean is not None:
         with torch.no_grad():
             layer.num_batches_tracked.add_(1)
             rate = layer.momentum
