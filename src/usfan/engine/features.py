@@ -35,7 +35,7 @@ from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
 from usfan.progress import bar
-from usfan.threads import use
+from usfan.threads import threads_for, use
 
 log = logging.getLogger(__name__)
 

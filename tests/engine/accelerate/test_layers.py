@@ -8,6 +8,7 @@ from torch import nn
 
 from usfan.engine.accelerate import layers
 from usfan.engine.accelerate.fused_norm import FusedNorm, fused_kind
+from usfan.engine.accelerate.stem import block_stems
 from usfan.engine.runtime import Runtime
 from usfan.models.classifier import Classifier
 
@@ -23,7 +24,7 @@ def small_classifier() -> Classifier:
 
 @pytest.mark.parametrize(
     ("captured", "compiled", "given"),
-    [(True, False, ["norms"]), (True, True, []), (False, False, [])],
+    [(True, False, ["norms"]), (True, True, ["stems"]), (False, False, [])],
 )
 def test_layers_by_what_so_many_steps_pay_for(
     monkeypatch, captured: bool, compiled: bool, given: list[str]
@@ -32,6 +33,7 @@ def test_layers_by_what_so_many_steps_pay_for(
     monkeypatch.setattr(layers, "worth_capturing", lambda *_: captured)
     monkeypatch.setattr(layers, "worth_compiling", lambda *_: compiled)
     monkeypatch.setattr(layers, "fuse_norms", lambda *_: calls.append("norms"))
+    monkeypatch.setattr(layers, "block_stems", lambda *_: calls.append("stems"))
     classifier = small_classifier()
     with layers.accelerated(classifier, CPU, 100):
         assert calls == given
@@ -68,3 +70,18 @@ def test_layers_are_a_network_s_own_after_the_steps(fails: bool) -> None:
     assert not classifier.training
     assert all(p.is_contiguous() for p in classifier.parameters())
     assert torch.equal(classifier(images)[1], expected)
+
+
+def test_stems_come_out_too() -> None:
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    classifier = Classifier(backbone, 8, 3, bottleneck=4)
+    before = {k: v.clone() for k, v in classifier.state_dict().items()}
+    with layers.accelerated(classifier, CPU, 100):
+        block_stems(classifier)
+        assert type(classifier.backbone[0]) is not nn.Conv2d
+    assert type(classifier.backbone[0]) is nn.Conv2d
+    assert all(torch.equal(before[k], v) for k, v in classifier.state_dict().items())
