@@ -296,8 +296,12 @@ def test_what_changed(target, photos):
         (r["certainty_after"] for r in changed), reverse=True
     )
     assert describe_changes(target).startswith(f"{len(changed)} of 30 predictions changed")
-    chosen = usfan.images_to_label(target)
-    assert len(chosen) == 3  # one per class
-    assert set(chosen[0]) == {"path", "label", "predicted", "certainty", "mutual_information"}
+    asked = usfan.questions(target)
+    names = [question for question in asked if question.kind == "name"]
+    judged = {question.image for question in asked if question.kind == "judge"}
+    assert len(names) == 3  # one per class
+    assert all(sorted(question.candidates) == sorted(NAMES) for question in asked)
+    assert judged <= set(target.passes.images.paths)
+    assert len(usfan.questions(target, 5)) == 5
     with pytest.raises(DataError, match="does not hold what it saw"):
         usfan.changed_images(tiny_model())

@@ -40,6 +40,7 @@ from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError
+from usfan.labelling.questions import save_questions
 from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
 from usfan.metrics.image_table import adaptation_metrics, save_image_table
@@ -225,7 +226,7 @@ def adapt(
         if isinstance(data, ImageData):
             model.passes = dataclasses.replace(passes_of(model), images=data.without_labels())
             if runtime.rank == 0 and folder is not None:
-                save_adaptation(folder, model, data, plan, private=output.private)
+                save_adaptation(folder, model, data, plan, few, private=output.private)
     return model
 
 
@@ -293,7 +294,7 @@ def adapt_several(
             members.append(member)
             if member_folder is not None and isinstance(data, ImageData):
                 save_adaptation(
-                    member_folder, member, data, member_plan, private=output.private
+                    member_folder, member, data, member_plan, None, private=output.private
                 )
     names = () if output.private else [source.name for source in sources]
     mixture = mix_adapted(members, plan.config, plan.method, names)
@@ -379,7 +380,13 @@ def load_adapted(path: Path, module: nn.Module | None = None) -> AdaptedModel:
 
 
 def save_adaptation(
-    folder: RunFolder, model: AdaptedModel, data: ImageData, plan: Plan, *, private: bool
+    folder: RunFolder,
+    model: AdaptedModel,
+    data: ImageData,
+    plan: Plan,
+    few: FewLabels | None,
+    *,
+    private: bool,
 ) -> None:
     """Everything that a run folder of `adapt` holds: the model, metrics.json, tables of the images."""
     open_set = plan.config.may_be_new
@@ -389,7 +396,8 @@ def save_adaptation(
         model.alternative.save(folder.inside("adapted"), private=private)
     metrics = adaptation_metrics(model, data, open_set=open_set)
     if not private:
-        metrics |= write_changes(folder.path, model, data)
+        metrics["changed"] = write_changes(folder.path, model, data)
+        metrics["label_first"] = save_questions(folder.path, model, data, few)
     save_image_table(folder.path, model, data, private=private)
     if private:
         folder.withhold("source", "data", "labels", "cache", "root")

@@ -213,7 +213,7 @@ def test_figures_are_of_the_images_whose_label_was_not_given(source):
     assert metrics["after"]["accuracy"] == pytest.approx(100 * float(right))
     assert metrics["before"]["count"] == metrics["after"]["count"] == 30
     assert metrics["labels"] == {"count": 6, "classes": 3}
-    chosen = {record["path"] for record in usfan.images_to_label(model, 30, squares())}
+    chosen = {question.image for question in usfan.questions(model, 30)}
     assert chosen.isdisjoint(squares().where(i) for i in WRONG)  # they have a label already
 
 

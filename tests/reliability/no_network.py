@@ -41,8 +41,6 @@ def main() -> None:
     out = Path(sys.argv[1])
     sys.addaudithook(hook)
 
-    from usfan.study.entropies import ENTROPY_METHODS
-
     import usfan
     from small_runs import adapt_tiny, class_folder, train_tiny
     from small_runs import usfan as command
@@ -52,7 +50,7 @@ def main() -> None:
 
     # two of its methods: all of them learn from the same tensors
     runtime = start_runtime(RuntimeConfig(device="cpu"))
-    run_demo(out / "demo", runtime=runtime, quick=True, methods=list(ENTROPY_METHODS))
+    run_demo(out / "demo", runtime=runtime, quick=True, methods=["shot-im", "u-sfan"])
     data = class_folder(out / "data")
     source = train_tiny(data, out / "source")
     adapted = adapt_tiny(source, data, out / "adapted")

@@ -43,10 +43,10 @@ def name_target(
         begins = shifted_begins
     if len(labels):
         naming, lesson = learn_labels(view, probs, labels, begins, even=even)
-        return TargetNaming(view, naming, labels, lesson)
+        return TargetNaming(view, probs, setting, naming, labels, lesson)
     tables = begins(view, probs, even=even)
     naming, _ = name_clusters(view, probs, labels, tables, even=even)
-    return TargetNaming(view, naming, labels)
+    return TargetNaming(view, probs, setting, naming, labels)
 
 
 def shifted_begins(view: View, probs: Tensor, *, even: bool) -> list[Tensor]:

@@ -481,6 +481,8 @@ class Adaptation:
             "kept_epoch": decision.epoch,
             "tune": {"tune": config.tune, "reason": self.plan.tune_reason},
             "classes": self.target_classes,
+            "setting": config.setting,
+            "doubt": round(self.naming.naming.share_in_doubt, 4) if self.naming else None,
             "guard": {
                 "on": config.guard,
                 **dataclasses.asdict(decision),

@@ -28,7 +28,8 @@ COLUMNS = ("path", "label", "question")
 class Answer:
     """What the user says of an image."""
 
-    path: str
+    image: str
+    """Its path."""
     label: str
     question: str = NAME
 
@@ -54,4 +55,4 @@ def write_answers(file: Path, answers: Sequence[Answer]) -> None:
         writer = csv.writer(table)
         writer.writerow(COLUMNS)
         for answer in answers:
-            writer.writerow((answer.path, answer.label, answer.question))
+            writer.writerow((answer.image, answer.label, answer.question))

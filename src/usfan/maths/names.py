@@ -75,6 +75,8 @@ DIMENSIONS = 64
 HEAD_DIMENSIONS = 192
 """W."""
 FOLDS = 5
+IN_DOUBT = 0.2
+"""Share of the images in doubt from which names should be asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +171,9 @@ class TargetNaming:
     """The view, the naming, and what the user's labels taught."""
 
     view: View
+    source: Tensor
+    """N × K probabilities of the source model, which named."""
+    setting: str
     naming: Naming
     labels: UserLabels
     lesson: Lesson | None = None

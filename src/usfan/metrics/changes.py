@@ -1,4 +1,4 @@
-"""Images whose prediction an adaptation changed, and images to label first."""
+"""Images whose prediction an adaptation changed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 from usfan.files import whole_file
-from usfan.maths.label_first import label_first
 from usfan.maths.objectives import certainty_weights
 from usfan.metrics.predictions import Record, cell, open_table
 from usfan.store.model import AdaptedModel, Passes
 
 CHANGED = ("path", "before", "after", "certainty_before", "certainty_after")
-LABEL_FIRST = ("path", "label", "predicted", "certainty", "mutual_information")
 
 
 def changed_rows(passes: Passes) -> Tensor:
@@ -42,37 +40,16 @@ def changed_images(model: AdaptedModel, data: ImageData | None = None) -> list[R
     return [dict(zip(CHANGED, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def images_to_label(
-    model: AdaptedModel, count: int | None = None, data: ImageData | None = None
-) -> list[Record]:
-    """The images whose labels would help most, the most urgent first; by default one per class.
-
-    `label` is empty: it is for the user to fill in. The table is then a list that `--labels` and `ImageData` read.
-    """
-    passes = passes_of(model)
-    rows = label_first(passes.after, count or len(model.classes), labelled=passes.labelled)
-    columns = (
-        image_names(passes, rows, data),
-        [""] * len(rows),
-        class_names(model, passes.after.logits[rows]),
-        certainty_weights(passes.after.posterior_probs[rows]).tolist(),
-        passes.after.mutual_information[rows].tolist(),
-    )
-    return [dict(zip(LABEL_FIRST, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
 def class_names(model: AdaptedModel, logits: Tensor) -> list[str]:
     """The predicted classes."""
     return [model.classes[k] for k in logits.argmax(dim=1).tolist()]
 
 
-def write_changes(folder: Path, model: AdaptedModel, data: ImageData) -> dict[str, int]:
-    """changes.csv and label_first.csv in a run folder; how many rows each has."""
+def write_changes(folder: Path, model: AdaptedModel, data: ImageData) -> int:
+    """changes.csv in a run folder; how many rows it has."""
     changed = changed_images(model, data)
-    first = images_to_label(model, data=data)
     write_records(folder / "changes.csv", CHANGED, changed)
-    write_records(folder / "label_first.csv", LABEL_FIRST, first)
-    return {"changed": len(changed), "label_first": len(first)}
+    return len(changed)
 
 
 def write_records(path: Path, columns: Sequence[str], records: Sequence[Record]) -> None:

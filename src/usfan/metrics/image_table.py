@@ -96,6 +96,10 @@ def image_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tenso
         "features_before": map_before,
         "features_after": map_after,
     }
+    if passes.naming is not None:
+        tensors["view"] = passes.naming.view.features.half()
+        tensors["near"] = passes.naming.view.near.int()
+        tensors["names_before"] = passes.naming.source.half()
     if model.unknown_rule is not None:
         tensors["unknown"] = model.flag_unknown(passes.after)
     if labels is not None:

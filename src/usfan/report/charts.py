@@ -9,11 +9,11 @@ import matplotlib.figure
 import numpy as np
 
 from usfan.maths.validators import DIRECTION
+from usfan.metrics.stored_images import ImageTable
 from usfan.report import figures
 from usfan.report.blocks import Block, Chart, Picker
 from usfan.report.formatting import is_number, mapping, number, plain_name
 from usfan.report.glossary import VALIDATOR_MEANINGS
-from usfan.report.image_table import ImageTable
 from usfan.report.inline_svg import THEME, inline_svg
 from usfan.report.overview import kept_epoch
 from usfan.report.run import Figures, Run

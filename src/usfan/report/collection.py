@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from usfan.files import Folder
+from usfan.metrics.stored_images import PREDICTIONS_FILE, read_mapping
 from usfan.report.blocks import Block, Note, Section, Table
 from usfan.report.formatting import mapping
-from usfan.report.image_table import PREDICTIONS_FILE, read_mapping
 from usfan.report.tables import figures_table, metrics_tables
 
 DEEPEST = 3

@@ -28,7 +28,7 @@ from usfan.maths.agreement import evenly_spaced
 from usfan.maths.calibration import calibration_metrics, reliability_bins
 from usfan.maths.objectives import entropy
 from usfan.metrics.changes import changed_images, changed_rows, passes_of
-from usfan.report.image_table import ImageTable, table_of_model
+from usfan.metrics.stored_images import ImageTable, table_of_model
 from usfan.report.run import read_run
 from usfan.store.model import AdaptedModel, SourceModel, as_images
 

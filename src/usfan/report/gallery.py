@@ -12,8 +12,8 @@ from torch import Tensor
 from usfan.data.decoding.pool import Answer, decode_in_processes
 from usfan.errors import printable
 from usfan.maths.validators import is_certain
+from usfan.metrics.stored_images import ImageTable
 from usfan.report.blocks import Block, Gallery, Note, Thumbnail
-from usfan.report.image_table import ImageTable
 
 BELOW = "Below each image: the predicted class, its probability, and the weight."
 SIDE = 112

@@ -9,7 +9,7 @@ from usfan.errors import ConfigError, DataError
 from usfan.maths.objectives import certainty_weights
 from usfan.metrics.evaluate import run_over, score_outputs
 from usfan.metrics.image_table import adaptation_metrics, prediction_tensors
-from usfan.report.image_table import ImageTable, table_of_model
+from usfan.metrics.stored_images import ImageTable, table_of_model
 from usfan.report.page import write_page
 from usfan.report.run import Run
 from usfan.store.model import AdaptedModel, SourceModel

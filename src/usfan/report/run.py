@@ -10,8 +10,7 @@ from typing import TypeGuard
 
 from usfan.errors import DataError, printable
 from usfan.files import Folder, parse_json
-from usfan.report.formatting import is_number, mapping
-from usfan.report.image_table import (
+from usfan.metrics.stored_images import (
     NAMES_FILE,
     PREDICTIONS_FILE,
     ImageTable,
@@ -19,6 +18,7 @@ from usfan.report.image_table import (
     read_image_table,
     read_mapping,
 )
+from usfan.report.formatting import is_number, mapping
 
 RUN_FILES = ("config.yaml", "metrics.json", "log.jsonl", PREDICTIONS_FILE, "config.json")
 """A folder with none of these is no run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from usfan.metrics.stored_images import ImageTable
 from usfan.report.blocks import Block, Note, Section
 from usfan.report.charts import (
     map_blocks,
@@ -13,7 +14,6 @@ from usfan.report.charts import (
 )
 from usfan.report.gallery import galleries
 from usfan.report.glossary import glossary_table
-from usfan.report.image_table import ImageTable
 from usfan.report.overview import Overview, overview
 from usfan.report.run import Run
 from usfan.report.tables import (

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from usfan.metrics.metrics import confusion
+from usfan.metrics.stored_images import ImageTable
 from usfan.report.blocks import Table
 from usfan.report.formatting import is_number, mapping, plain_name
-from usfan.report.image_table import ImageTable
 from usfan.report.run import Run
 
 MOST_CONFUSIONS = 20

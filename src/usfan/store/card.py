@@ -30,7 +30,7 @@ def model_card(config: JsonTable) -> str:
         f"| classes | {len(config['classes'])}: {escaped(some(config['classes'], NAMED))} |",
     ]
     if "shares" in config:
-        lines.append(f"| mixing | {config['mixing']}, shares {escaped(config['shares'])} |")
+        lines.append(f"| shares of the members | {escaped(config['shares'])} |")
     for table in TABLES:
         for name, value in config.get(table, {}).items():
             if value is not None and not isinstance(value, dict):

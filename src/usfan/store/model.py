@@ -136,6 +136,11 @@ class SourceModel:
         """B booleans: judged to be of no known class."""
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.logits.device)
 
+    def decide(self, outputs: Outputs) -> Tensor:
+        """B decisions: a class, or K for an image of no known class."""
+        labels = outputs.logits.argmax(dim=1)
+        return labels.masked_fill(self.flag_unknown(outputs), len(self.classes))
+
     def to_prediction(self, outputs: Outputs) -> Prediction:
         p = outputs.posterior_probs
         return Prediction(

@@ -35,6 +35,8 @@ MAPS = ("features_before", "features_after")
 VECTORS = ("weight", "entropy_before", "entropy_after")
 WHOLE = ("labels", "unknown")
 """Vectors of whole numbers, which a run may have."""
+NAMING = ("view", "near", "names_before")
+"""What questions need, which a run may have."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ def path_below(path: str, root: Path) -> str:
 def load_tensors(folder: Folder) -> dict[str, Tensor]:
     """The tensors that the report knows, if they fit into memory: drawing takes about four times as much."""
     with open_tensors_in(folder, PREDICTIONS_FILE) as file:
-        names = [name for name in (*TABLES, *MAPS, *VECTORS, *WHOLE) if name in file.keys()]  # noqa: SIM118
+        known = (*TABLES, *MAPS, *VECTORS, *WHOLE, *NAMING)
+        names = [name for name in known if name in file.keys()]  # noqa: SIM118
         count = sum(math.prod(file.get_slice(name).get_shape()) for name in names)
         check_cost(PREDICTIONS_FILE, count, MOST_VALUES, "values", DataError)
         tensors = {name: file.get_tensor(name) for name in names}
@@ -179,12 +182,20 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         raise DataError("it holds no predictions")
     N, K = table.shape
     for name, tensor in tensors.items():
-        shape = (N, K) if name in TABLES else (N, 2) if name in MAPS else (N,)
-        if tuple(tensor.shape) != shape or tensor.is_floating_point() == (name in WHOLE):
+        shape = (N, K) if name in TABLES or name == "names_before" else (N,)
+        if name in MAPS:
+            shape = (N, 2)
+        elif name in ("view", "near"):
+            shape = (N, *tensor.shape[1:2])
+        is_whole = name in (*WHOLE, "near")
+        if tuple(tensor.shape) != shape or tensor.is_floating_point() == is_whole:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise DataError(f"{name} has shape {tuple(tensor.shape)} and type {kind}")
         if not bool(torch.isfinite(tensor).all()):
             raise DataError(f"{name} holds values that are not finite")
+    near = tensors.get("near", torch.zeros(1))
+    if int(near.min()) < 0 or int(near.max()) >= N:
+        raise DataError(f"near lies outside 0…{N - 1}")
     labels = tensors.get("labels", torch.zeros(1))
     if int(labels.min()) < 0 or int(labels.max()) > K:
         raise DataError(f"labels lie outside 0…{K}")

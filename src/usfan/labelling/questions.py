@@ -1,0 +1,104 @@
+"""The images to label: from a model that `adapt` returned, or from its run folder."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, FewLabels
+from usfan.data.sources import ImageData
+from usfan.errors import ConfigError
+from usfan.files import whole_file
+from usfan.labelling.answers import ANSWERS_FILE, Answer, read_answers, write_answers
+from usfan.labelling.board import Board, Question
+from usfan.labelling.target import LabelTarget
+from usfan.maths.objectives import certainty_weights
+from usfan.metrics.changes import image_names, passes_of
+from usfan.metrics.predictions import cell, open_table
+from usfan.store.model import AdaptedModel
+
+COLUMNS = ("path", "label", "predicted", "certainty", "mutual_information", "question")
+JUDGEMENTS = 14
+"""Rows of label_first.csv that compare the models: half of the clear differences are decided by so many."""
+
+
+def questions(target: AdaptedModel | str | Path, count: int | None = None) -> list[Question]:
+    """The images to label next, the most urgent first, each with the kind of its question.
+
+    Args:
+        target: A model that `adapt` returned, or the folder of its run. Answers in the run's labels.csv count.
+        count: How many; by default one name for each class, and as many judgements as usually decide.
+    """
+    if count is not None and count < 1:
+        raise ConfigError(f"the number of questions must be at least 1; got {count}")
+    board = open_board(target)
+    if count is not None:
+        return board.questions(count)
+    return [*board.of_kind(NAME, len(board.target.classes)), *board.of_kind(JUDGE, JUDGEMENTS)]
+
+
+def open_board(target: AdaptedModel | str | Path, names: int | None = None) -> Board:
+    """The questions about a target, and the answers so far."""
+    if isinstance(target, AdaptedModel):
+        label_target = LabelTarget.of_model(target)
+        return Board(label_target, learned_answers(target, label_target.images), names)
+    folder = Path(target)
+    label_target = LabelTarget.of_run(folder)
+    file = folder / ANSWERS_FILE
+    return Board(label_target, read_answers(file) if file.is_file() else (), names)
+
+
+def learned_answers(model: AdaptedModel, images: Sequence[str]) -> list[Answer]:
+    """The labels that the model learned from."""
+    naming = passes_of(model).naming
+    assert naming is not None
+    labels = naming.labels
+    rows = zip(labels.rows.tolist(), labels.labels.tolist(), strict=True)
+    named = [Answer(images[row], model.classes[label]) for row, label in rows]
+    return [*named, *(Answer(images[row], NONE_OF_THESE) for row in labels.new_rows.tolist())]
+
+
+def save_questions(
+    folder: Path, model: AdaptedModel, data: ImageData, few: FewLabels | None
+) -> int:
+    """label_first.csv, and labels.csv if the user gave labels. Returns the number of questions."""
+    passes = passes_of(model)
+    if passes.naming is None:
+        return 0
+    if few is not None:
+        write_answers(folder / ANSWERS_FILE, given_answers(few, data, model.classes))
+    rows = range(len(passes.after))
+    images = image_names(passes, passes.positions.new_tensor(list(rows)), data)
+    board = Board(LabelTarget.of_model(model, images), learned_answers(model, images))
+    asked = board.of_kind(NAME, len(model.classes))
+    named = {question.row for question in asked}
+    judged = (q for q in board.of_kind(JUDGE, JUDGEMENTS) if q.row not in named)
+    asked = [*asked, *judged]
+    certainty = certainty_weights(passes.after.posterior_probs)
+    predicted = passes.after.logits.argmax(dim=1)
+    with whole_file(folder / "label_first.csv") as part, open_table(part) as table:
+        writer = csv.writer(table)
+        writer.writerow(COLUMNS)
+        for question in asked:
+            row = question.row
+            values = (
+                question.image,
+                "",
+                model.classes[int(predicted[row])],
+                float(certainty[row]),
+                float(passes.after.mutual_information[row]),
+                question.kind,
+            )
+            writer.writerow(cell(value, digits=4) for value in values)
+    return len(asked)
+
+
+def given_answers(few: FewLabels, data: ImageData, classes: Sequence[str]) -> list[Answer]:
+    """The user's labels as answers."""
+    names = [*classes, NONE_OF_THESE]
+    answers = []
+    for kind, table in ((NAME, few.learn), (JUDGE, few.judge)):
+        for position in (table >= 0).nonzero().flatten().tolist():
+            answers.append(Answer(data.where(position), names[int(table[position])], kind))
+    return answers
