@@ -29,7 +29,6 @@ from usfan.adaptation.guard import (
     Guard,
     GuardDecision,
     choose_epoch,
-    estimated_accuracy,
     looked_at,
 )
 from usfan.adaptation.witness import thumbnails
@@ -94,8 +93,9 @@ def kept_by_the_guard(
         now = torch.nn.functional.one_hot(path[epoch], classes).float()
         guard.consider(epoch, Outputs(now, now, now, now, now[:, 0]), path[epoch], {})
     last = len(path) - 1 if last is None else last
-    return choose_epoch(guard.history), estimated_accuracy(
-        guard.history, kept=last, count=len(guard.rows)
+    before_after = (100 * share for share in guard.score_of(last).accuracy)
+    return choose_epoch(guard.history), dict(
+        zip(("before", "after"), before_after, strict=True)
     )
 
 
@@ -178,14 +178,10 @@ def accuracy_error(rows: list[dict[str, Any]]) -> dict[str, Any]:
             if chosen:
                 true = [r["before"] if when == "before" else r["judged"] for r in chosen]
                 guesses = [r["estimate"][when] for r in chosen]
-                inside = [
-                    g["low"] <= t <= g["high"] for g, t in zip(guesses, true, strict=True)
-                ]
-                errors = [abs(g["value"] - t) for g, t in zip(guesses, true, strict=True)]
+                errors = [abs(g - t) for g, t in zip(guesses, true, strict=True)]
                 result[f"{when}_{name}"] = {
                     "runs": len(chosen),
                     "mean_absolute_error": statistics.fmean(errors),
-                    "covered": statistics.fmean(inside),
                 }
     return result
 

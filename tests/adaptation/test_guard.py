@@ -8,13 +8,13 @@ import torch
 
 import usfan
 from lookalikes import picture
+from usfan.adaptation.estimate import estimate_accuracy
 from usfan.adaptation.guard import (
     EpochScore,
     Guard,
     GuardDecision,
     choose_epoch,
     cluster_fits,
-    estimated_accuracy,
     neighbourhoods,
 )
 from usfan.adaptation.witness import thumbnails
@@ -113,35 +113,22 @@ def test_a_look_survives_json():
     assert EpochScore.from_dict(json.loads(json.dumps(dataclasses.asdict(look())))) == look()
 
 
+def estimate(score: EpochScore, count: int = 10**6, *, doubt=0.0, **more) -> dict:
+    return estimate_accuracy(score, count=count, doubt=doubt, **more).to_dict()
+
+
 def test_estimated_accuracy_is_an_interval_in_percent():
-    estimate = estimated_accuracy([START, look(0.55)], kept=2, count=10**6)
-    assert estimate["before"]["value"] == pytest.approx(40)
-    assert estimate["after"]["value"] == pytest.approx(95)
+    figures = estimate(look(0.55))
+    assert figures["before"]["value"] == pytest.approx(40)
+    assert figures["after"]["value"] == pytest.approx(95)
     for when in ("before", "after"):
-        figures = estimate[when]
-        assert 0 <= figures["low"] <= figures["value"] <= figures["high"] <= 100
-
-
-def test_the_estimate_is_of_the_model_that_was_kept():
-    estimate = estimated_accuracy([START, look(0.55)], kept=0, count=10**6)
-    assert estimate["after"] == estimate["before"]
-    fell = [
-        START,
-        look(0.3, epoch=1),
-        look(-0.4, epoch=2, collapse="one class swallowed the target"),
-    ]
-    assert estimated_accuracy(fell, kept=1, count=10**6)["after"]["value"] == pytest.approx(70)
+        share = figures[when]
+        assert 0 <= share["low"] <= share["value"] <= share["high"] <= 100
 
 
 def test_the_estimate_says_what_new_classes_mean_for_it():
-    assert (
-        estimated_accuracy([START], kept=0, count=10**6)["counts"]
-        == "if no image is of a new class"
-    )
-    assert (
-        "unknown as a class"
-        in estimated_accuracy([START], kept=0, count=10**6, rejects=True)["counts"]
-    )
+    assert estimate(START)["counts"] == "if no image is of a new class"
+    assert "unknown as a class" in estimate(START, rejects=True)["counts"]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +307,7 @@ def test_what_metrics_say(source):
     assert history["guard"]["kept"] in ("adapted", "source", "undecided")
     assert history["guard"]["reason"]
     assert history["guard"]["judge"] == "the images themselves"
-    assert set(history["estimated_accuracy"]) == {"before", "after", "counts"}
+    assert set(history["estimated_accuracy"]) == {"before", "after", "counts", "reason"}
     off = usfan.adapt(source, squares(range(4), domain=3), guard=False, **TINY).history
     assert (off["guard"]["kept"], off["kept_epoch"]) == ("adapted", 3)
 
@@ -382,8 +369,6 @@ def test_neighbourhoods_fit_into_a_class():
 
 
 def test_the_estimate_of_few_images_is_wide():
-    few, many = (
-        estimated_accuracy([START], kept=0, count=count)["before"] for count in (8, 10**6)
-    )
+    few, many = (estimate(START, count=count)["before"] for count in (8, 10**6))
     assert few["value"] == many["value"]
     assert few["high"] - few["low"] > 2 * (many["high"] - many["low"])

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.target_classes import unknown_score, with_unnamed
-from usfan.adaptation.thresholds import ACCURACY_ERROR, GUARD_IMAGES, SMOOTHING_NEIGHBOURS
+from usfan.adaptation.thresholds import GUARD_IMAGES, SMOOTHING_NEIGHBOURS
 from usfan.errors import UsfanError
 from usfan.maths.agreement import NEIGHBOURS, Comparison, Interval, evenly_spaced
 from usfan.maths.cluster_mixture import UNEVEN_PRIOR, fit_mixture, fit_witness_space
@@ -264,6 +264,11 @@ class Guard:
         reason = "guard off: the last iterate is kept"
         return GuardDecision("adapted", self.latest, reason, self.latest)
 
+    def score_of(self, epoch: int) -> EpochScore:
+        """The score of an epoch; the latest if it has none."""
+        scores = [score for score in self.history if score.epoch == epoch]
+        return scores[0] if scores else self.history[-1]
+
     def to_dict(self) -> dict[str, Any]:
         return {"history": [asdict(score) for score in self.history]}
 
@@ -273,34 +278,3 @@ class Guard:
         if not self.history or self.history[0].epoch != 0 or self.history[0].collapse:
             raise ValueError("its history does not begin with the source model")
         self.state = state
-
-
-ALL_KNOWN = "if no image is of a new class"
-WITH_UNKNOWN = "with unknown as a class of its own"
-
-
-def estimated_accuracy(
-    history: Sequence[EpochScore],
-    *,
-    kept: int,
-    count: int,
-    rejects: bool = False,
-) -> dict[str, Any]:
-    """Accuracy without labels, in percent, with a 90 % interval, before and after a run that kept this epoch. With few
-    images (`count`) the interval is wider, by the error of a share among so many. If images may be called unknown
-    (`rejects`), unknown is one more class, and it is right for images of new classes; otherwise the estimate holds if
-    there are none, and says so."""
-    score = next((score for score in history if score.epoch == kept), history[-1])
-    error = math.hypot(ACCURACY_ERROR, 1.645 * 0.5 / math.sqrt(count))
-    before, after = score.accuracy
-    return {
-        "counts": WITH_UNKNOWN if rejects else ALL_KNOWN,
-        "before": percent_interval(before, error),
-        "after": percent_interval(after, error),
-    }
-
-
-def percent_interval(value: float, error: float) -> dict[str, float]:
-    """A share and its interval in percent, between 0 and 100."""
-    figures = {"value": value, "low": value - error, "high": value + error}
-    return {name: round(100 * min(max(share, 0.0), 1.0), 1) for name, share in figures.items()}

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.guard import Guard, GuardDecision, estimated_accuracy, looked_at
+from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
 from usfan.adaptation.naming import name_target
@@ -30,6 +31,7 @@ from usfan.adaptation.terms.separation import Separation
 from usfan.adaptation.terms.term import Context, Term
 from usfan.adaptation.thresholds import GUARD_DRAWS, SETTLED_BATCHES
 from usfan.adaptation.user_labels import record_user_labels
+from usfan.adaptation.verdict import verdict_of
 from usfan.adaptation.witness import thumbnails
 from usfan.config import AdaptConfig
 from usfan.engine.accelerate.layers import accelerated, settle_layout
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 
 IMAGES = "the images themselves"
 """The judge of a network from scratch."""
-NOT_IN_SUMMARY = ("records", "validators", "guard", "estimated_accuracy")
+NOT_IN_SUMMARY = ("records", "validators", "guard", "estimated_accuracy", "verdict")
 
 
 def run(
@@ -455,7 +457,7 @@ class Adaptation:
             self.source.classes,
             self.source.spec,
             self.source.architecture,
-            {name: value for name, value in history.items() if name not in NOT_IN_SUMMARY},
+            summary_of(history),
             method.certainty.temperature,
             self.plan.config.samples,
             self.uncertainty,
@@ -469,12 +471,15 @@ class Adaptation:
         """What metrics.json says of the run, beside the figures that need labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
-        estimate = estimated_accuracy(
-            self.guard.history,
-            kept=decision.epoch,
+        doubt = self.naming.naming.share_in_doubt if self.naming else None
+        estimate = estimate_accuracy(
+            self.guard.score_of(decision.epoch),
             count=len(self.guard.rows),
+            doubt=doubt,
             rejects=self.guide.rejects,
         )
+        judged = self.guard.score_of(decision.candidate)
+        verdict = verdict_of(judged, estimate, classes=len(self.source.classes))
         return {
             "method": config.method,
             "epochs": self.schedule.epochs,
@@ -482,13 +487,14 @@ class Adaptation:
             "tune": {"tune": config.tune, "reason": self.plan.tune_reason},
             "classes": self.target_classes,
             "setting": config.setting,
-            "doubt": round(self.naming.naming.share_in_doubt, 4) if self.naming else None,
+            "doubt": None if doubt is None else round(doubt, 4),
+            "verdict": verdict.to_dict(),
             "guard": {
                 "on": config.guard,
                 **dataclasses.asdict(decision),
                 "judge": self.judge_name,
             },
-            "estimated_accuracy": estimate,
+            "estimated_accuracy": estimate.to_dict(),
             "validators": validators.get(decision.epoch, {}),
             "prior_precision": self.posterior.prior_precision,
             "uncertainty": self.uncertainty.kind,
@@ -503,6 +509,12 @@ class Adaptation:
         network.load_state_dict({**network.state_dict(), **self.guard.state})
         summary = {**model.summary, "kept_epoch": decision.candidate}
         return dataclasses.replace(model, classifier=network, summary=summary, passes=None)
+
+
+def summary_of(history: dict[str, Any]) -> dict[str, Any]:
+    """What the model folder says of the run."""
+    summary = {name: value for name, value in history.items() if name not in NOT_IN_SUMMARY}
+    return {**summary, "verdict": history["verdict"]["sentence"]}
 
 
 def name_of_judge(inputs: Inputs) -> str:

@@ -14,16 +14,21 @@ from typing import Any
 
 import torch
 
-from usfan.adaptation.guard import Guard, estimated_accuracy, looked_at
+from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.guard import Guard, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
+from usfan.adaptation.naming import name_target
 from usfan.adaptation.target_classes import setting_of
 from usfan.adaptation.thresholds import GUARD_DRAWS
+from usfan.adaptation.verdict import verdict_of
 from usfan.config import AdaptConfig
 from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
 from usfan.errors import DataError
+from usfan.maths.names import TargetNaming
+from usfan.maths.outputs import Outputs
 from usfan.maths.source_mixture import evidence_shares
 from usfan.maths.validators import validate
 from usfan.store.model import AdaptedModel, MixtureModel, Passes, SourceModel
@@ -69,14 +74,31 @@ def mix_adapted(
         mixture.unknown_rule = method.split.rule(after, method.split.decision)
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
     mixture.passes = dataclasses.replace(
-        first, before=before, after=after, path=path, labelled=None
+        first,
+        before=before,
+        after=after,
+        path=path,
+        labelled=None,
+        naming=joint_naming(mixture, members, before),
     )
     guard = judge_mixture(mixture, members, method)
     names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
     mixture.history = history_of(mixture, members, config, names, guard)
     # no path: folders are shared
     mixture.summary = {name: mixture.history[name] for name in ("method", "epochs", "seconds")}
+    mixture.summary["verdict"] = mixture.history["verdict"]["sentence"]
     return mixture
+
+
+def joint_naming(
+    mixture: MixtureModel, members: Sequence[AdaptedModel], before: Outputs
+) -> TargetNaming | None:
+    """Clusters of the target in the view of the first member that has one, named by the mixture."""
+    namings = [naming for model in members if (naming := passes_of(model).naming)]
+    if not namings:
+        return None
+    first = namings[0]
+    return name_target(first.view, before.posterior_probs, first.setting)
 
 
 def judge_mixture(
@@ -137,7 +159,14 @@ def history_of(
     settings = dataclasses.asdict(config)
     if classes:
         settings["setting"] = classes["setting"]
-    rejects = mixture.unknown_rule is not None
+    doubt = passes.naming.naming.share_in_doubt if passes.naming else None
+    score = guard.history[-1]
+    estimate = estimate_accuracy(
+        score,
+        count=len(guard.rows),
+        doubt=doubt,
+        rejects=mixture.unknown_rule is not None,
+    )
     return {
         "method": config.method,
         "epochs": config.epochs,
@@ -145,9 +174,9 @@ def history_of(
         "sources": sources,
         "classes": classes,
         "guard": {"on": config.guard, "kept": kept, "reason": "; ".join(reasons)},
-        "estimated_accuracy": estimated_accuracy(
-            guard.history, kept=int(adapted), count=len(guard.rows), rejects=rejects
-        ),
+        "doubt": None if doubt is None else round(doubt, 4),
+        "verdict": verdict_of(score, estimate, classes=len(mixture.classes)).to_dict(),
+        "estimated_accuracy": estimate.to_dict(),
         "validators": validators,
         "settings": settings,
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),

@@ -50,6 +50,8 @@ GUARD_IMAGES = 1_000
 """Images that the guard judges by. More make the interval narrower, and cost time."""
 GUARD_DRAWS = 8
 """Heads drawn from the source posterior."""
+NAMED_STRUCTURE = 0.25
+"""κ of the source model from which its names count for something."""
 ACCURACY_ERROR = 0.13
 """Largest error of the estimated accuracy in nine of ten runs that the guard was chosen on, with many images."""
 

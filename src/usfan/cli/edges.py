@@ -178,6 +178,7 @@ def say_adapted(
     private: bool,
 ) -> None:
     """After `adapt`: where the model is, what the guard kept, how many predictions changed, and what to do next."""
+    from usfan.adaptation.verdict import Verdict
     from usfan.files import read_json
     from usfan.metrics.changes import describe_changes
     from usfan.store.model import MixtureModel
@@ -192,12 +193,11 @@ def say_adapted(
         if history["kept_epoch"]
         else f"{out}: adaptation was tried with {model.method}; the source model is kept"
     )
+    say(f"verdict: {Verdict(**history['verdict']).in_folder(shlex.quote(out))}")
     say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
-    estimate = history["estimated_accuracy"]
-    after = estimate["after"]
-    bounds = f"{after['low']:.0f} to {after['high']:.0f}"
-    accuracy = f"{after['value']:.0f} % ({bounds}), {estimate['counts']}"
-    say(f"estimated accuracy, without labels: {accuracy}")
+    say(
+        f"estimated accuracy, without labels: {describe_estimate(history['estimated_accuracy'])}"
+    )
     classes = history.get("classes")
     if classes:
         say(f"classes of the target: {classes['setting']} set; {classes['reason']}")
@@ -207,6 +207,18 @@ def say_adapted(
     say(f"next: usfan predict {folder} {shlex.quote(data)} --out predictions.csv{option}")
     say(f"      usfan report {folder}")
     say_figures(read_json(Path(out, "metrics.json")), out)
+
+
+def describe_estimate(estimate: dict[str, Any]) -> str:
+    """`62 % (49 to 75) before, 81 % (68 to 94) after`."""
+    moments = []
+    for moment in ("before", "after"):
+        share = estimate[moment]
+        text = "unknown"
+        if share is not None:
+            text = f"{share['value']:.0f} % ({share['low']:.0f} to {share['high']:.0f})"
+        moments.append(f"{text} {moment}")
+    return f"{', '.join(moments)}; {estimate['reason'] or estimate['counts']}"
 
 
 def say_figures(metrics: dict[str, Any], out: str) -> None:

@@ -266,9 +266,13 @@ class AdaptedModel(SourceModel):
 
     def facts(self) -> dict[str, str]:
         facts = {"method": self.method}
-        reason = (self.history.get("guard") or {}).get("reason")
-        if reason:
-            facts["result"] = str(reason)
+        for name, key, text in (
+            ("verdict", "verdict", "sentence"),
+            ("result", "guard", "reason"),
+        ):
+            value = (self.history.get(key) or {}).get(text)
+            if value:
+                facts[name] = str(value)
         return facts | super().facts()
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:

@@ -1,0 +1,98 @@
+"""The verdict on an adaptation: better, worse or unknown, and one sentence with figures and the next step.
+
+The terminal, metrics.json, the report and Python show this sentence. Labels decide if there are any. Otherwise the
+images do, as far as they can: a gain that is certain counts only if accuracy can be told at all (`estimate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from usfan.adaptation.estimate import AccuracyEstimate
+from usfan.adaptation.guard import EpochScore
+from usfan.maths.agreement import Interval
+from usfan.maths.judgement import Judgement
+
+ASSUMPTION = "if the source model names its classes rightly"
+"""What no image can show: a source model whose class names are exchanged looks the same."""
+USUAL_ANSWERS = 14
+"""Labels that decide half of the clear differences (docs/studies/labels.md)."""
+LABEL = "usfan label RUN"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the adapted model compares with the source model."""
+
+    value: str
+    """better, worse or unknown."""
+    sentence: str
+    next: str = ""
+    """What to do to know more, with the command; RUN stands for the run folder."""
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
+    def in_folder(self, folder: str) -> str:
+        """Sentence and next step, with the name of the run folder."""
+        following = f" {self.next[:1].upper()}{self.next[1:]}" if self.next else ""
+        return self.sentence + following.replace("RUN", folder)
+
+
+def verdict_of(
+    score: EpochScore,
+    estimate: AccuracyEstimate,
+    judgement: Judgement | None = None,
+    *,
+    classes: int,
+) -> Verdict:
+    """From the guard's figures of the model that it judged, the estimated accuracies of both models, and the user's
+    answers about random images."""
+    if judgement is not None and judgement.answers:
+        return measured_verdict(judgement)
+    if score.collapse:
+        return Verdict("worse", f"The adapted model collapsed: {score.collapse}.")
+    if score.changed == 0:
+        return Verdict("unknown", "No prediction changed: there is nothing to compare.")
+    before = estimate.before
+    after = estimate.after
+    if before is None or after is None:
+        sentence = f"Nobody can tell without labels which model is better: {estimate.reason}."
+        return Verdict("unknown", sentence, ask(max(classes, USUAL_ANSWERS)))
+    figures = f"about {before.value:.0%} right before, {range_text(after)} after, {ASSUMPTION}"
+    if score.gain.low > 0:
+        sentence = f"The adapted model is better: {figures}."
+        return Verdict("better", sentence, f"to be sure, {ask(USUAL_ANSWERS)}")
+    if score.gain.high < 0:
+        sentence = f"The adapted model is worse: {figures}."
+        return Verdict("worse", sentence, f"to be sure, {ask(USUAL_ANSWERS)}")
+    sentence = f"The images do not show which model is better: {figures}."
+    return Verdict("unknown", sentence, ask(USUAL_ANSWERS))
+
+
+def measured_verdict(judgement: Judgement) -> Verdict:
+    """What answers about random images say."""
+    decision = judgement.decision
+    answers = f"{judgement.answers} label{'s' * (judgement.answers != 1)}"
+    figures = (
+        f"{range_text(judgement.source)} right before, {range_text(judgement.adapted)} after"
+    )
+    if decision.value in ("better", "worse"):
+        return Verdict(
+            decision.value, f"The adapted model is {decision.value}, by {answers}: {figures}."
+        )
+    if decision.value == "no difference":
+        sentence = f"There is no difference worth having, by {answers}: {figures}."
+        return Verdict("unknown", sentence)
+    sentence = f"{answers} do not decide yet which model is better: {figures}."
+    return Verdict("unknown", sentence, f"{ask(decision.more)}")
+
+
+def ask(count: int) -> str:
+    return f"label {count} image{'s' * (count != 1)}: {LABEL}"
+
+
+def range_text(share: Interval) -> str:
+    """`81 % (74 to 88)`."""
+    return f"{100 * share.value:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
