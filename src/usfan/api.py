@@ -78,7 +78,7 @@ def train_source(
         lr: Learning rate of the new layers at the first step.
         seed: Seed of everything that is drawn.
         uncertainty: Where certainty comes from: posterior, point, mc-dropout or ensemble.
-        preset: default, paper or shot.
+        preset: default, paper, authors or shot.
         runtime: Where to compute.
         device: "auto", "cpu" or "cuda"; short for runtime={"device": …}.
         run: Folder for the run, which then holds what the command would have written.
@@ -111,6 +111,7 @@ def attach_posterior(
     classes: Sequence[str] | str | Path | None = None,
     prior: float | str = "evidence",
     damping: str = "exact",
+    curvature: str = "sum",
     weight_decay: float | None = None,
     spec: InputSpec | None = None,
     uncertainty: str = "posterior",
@@ -130,6 +131,7 @@ def attach_posterior(
             wrong, it is refused, and the error names the order that fits.
         prior: Prior precision: a positive number, "evidence", or "weight-decay" (× the number of images).
         damping: How the prior enters the factors: "exact" or "factored".
+        curvature: Of the loss summed over the images ("sum") or of its mean ("mean").
         weight_decay: Weight decay of the training, for prior="weight-decay".
         spec: Input of the module. timm models know theirs; for others it is guessed.
         uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
@@ -151,7 +153,13 @@ def attach_posterior(
         spec=spec,
         runtime=start_runtime(runtime, device),
         settings=FitSettings(
-            uncertainty, prior, damping, weight_decay, dropout_rate, members=members
+            uncertainty,
+            prior,
+            damping,
+            weight_decay,
+            dropout_rate,
+            members=members,
+            curvature=curvature,
         ),
     )
     with image_progress(progress, "fitting", len(images)) as advance:
@@ -195,7 +203,7 @@ def adapt(
         labels: Your own labels of a few of the images.
         epochs, lr, batch_size, seed: Of the training.
         uncertainty: Where certainty comes from: auto, posterior, point, mc-dropout or ensemble.
-        preset: default, paper or shot.
+        preset: default, paper, authors or shot.
         module: The network of a model folder that is not timm's.
         runtime, device: Where to compute.
         run, resume: Folder for the run; whether to continue an interrupted run in it.

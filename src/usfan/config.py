@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any, TypeVar
 
 from usfan.config_checks import (
+    CURVATURE,
     DAMPING,
     DROPOUT_RATES,
     MOST_MEMBERS,
@@ -32,7 +33,7 @@ SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
-PRESETS = ("default", "paper", "shot")
+PRESETS = ("default", "paper", "authors", "shot")
 """Files in `usfan/presets`."""
 PRIOR = {"choices": ("evidence", "weight-decay"), "bounds": PRIORS}
 
@@ -127,6 +128,8 @@ class TrainConfig(OptimiserConfig):
     """Prior precision of the posterior: a positive number, evidence, or weight-decay (× N)."""
     damping: str = choice(*DAMPING)
     """How the prior enters the Kronecker factors: exact, or factored as in the published code."""
+    curvature: str = choice(*CURVATURE)
+    """Of the loss summed over the images, or of its mean as in the published code."""
     uncertainty: str = choice(*UNCERTAINTIES)
     """Where the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
     by default at rate 0.5) or ensemble (heads on bootstraps, trained after the network). The posterior is always fitted
@@ -134,7 +137,7 @@ class TrainConfig(OptimiserConfig):
     members: int = number(8, 2, MOST_MEMBERS)
     """Number of heads in the ensemble."""
     preset: str = choice(*PRESETS)
-    """default, paper (all layers, prior precision 5e-4) or shot (SHOT's recipe)."""
+    """default, paper (all layers, prior precision 5e-4), authors (as their program has it) or shot (SHOT's recipe)."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,8 @@ class AdaptConfig(OptimiserConfig):
     guard: bool = True
     """Keep the source model if adaptation seems to have done harm; off keeps the model after the last epoch."""
     preset: str = choice(*PRESETS)
-    """default, paper (u-sfan with the paper's literal settings) or shot (SHOT's recipe). --method chooses another
-    method."""
+    """default, paper (the paper's literal settings), authors (those of the method's published program) or shot (SHOT's
+    recipe). --method chooses another method."""
     augment: str | None = choice(None, *VIEWS)
     """Augmentation while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
     source's."""
@@ -178,6 +181,8 @@ class AdaptConfig(OptimiserConfig):
     """Prior precision of the posterior; by default the one stored with the source model."""
     damping: str | None = choice(None, *DAMPING)
     """exact or factored; by default as stored with the source model."""
+    curvature: str | None = choice(None, *CURVATURE)
+    """sum or mean; by default as stored with the source model."""
     dropout_rate: float | None = number(None, *DROPOUT_RATES)
     """Rate of MC dropout; by default the one that the source model was trained with, or 0.1."""
 

@@ -11,6 +11,7 @@ from usfan.errors import ConfigError
 PRIORS = (1e-30, 1e30)
 TEMPERATURES = (1e-3, 1e3)
 DAMPING = ("exact", "factored")
+CURVATURE = ("sum", "mean")
 DROPOUT_RATES = (1e-3, 0.99)
 MOST_MEMBERS = 64
 """Largest ensemble."""

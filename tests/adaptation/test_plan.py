@@ -165,6 +165,7 @@ def test_nothing_is_left_open_and_what_is_recorded_makes_the_same_run(method):
                 "augment",
                 "prior",
                 "damping",
+                "curvature",
                 "dropout_rate",
             }
             again = make_plan(found, pretrained=not pretrained, classes=100)

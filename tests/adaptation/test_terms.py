@@ -142,6 +142,22 @@ def test_the_paper_preset_weighs_each_step_as_algorithm_1(source):
     close(record["loss"], 0.5 * entropy + 0.5 * diversity)
 
 
+def test_the_authors_preset_weighs_as_their_program(source):
+    """Weights of the test views under a prior of variance 5e-4, τ = 1, neither normalised nor balanced; both terms
+    count once. They are new ten times in a run."""
+    trace = spied_run(source, "u-sfan", preset="authors", epochs=15)
+    record, logits, samples = first_step(trace)
+    posterior = source.posterior.with_prior(2000.0, damping="factored", curvature="mean")
+    first = trace.epochs[0]
+    weights = posterior.certainty(first.outputs.features, 1.0, 100)
+    close(first.weights, weights)
+    entropy, diversity = recipe(logits, weights[samples].double())
+    close(record["loss"], entropy + diversity)
+    tables = [epoch.weights for epoch in trace.epochs]
+    new = [0] + [i for i in range(1, 15) if not torch.equal(tables[i], tables[i - 1])]
+    assert new == [0, 2, 3, 5, 6, 8, 9, 11, 12, 14]
+
+
 def test_shot_im_entropy_weighs_by_the_point_estimate(source):
     trace = spied_run(source, "shot-im-entropy", refresh="step", normalise_weights=False)
     record, logits, _ = first_step(trace)

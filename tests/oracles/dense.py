@@ -48,6 +48,19 @@ def ggn(theta: Tensor, phis: Tensor) -> Tensor:
     return total
 
 
+def authors_precision(features: Tensor, logits: Tensor, variance: float, bias: bool) -> Tensor:
+    """H of U-SFAN's published program, P × P: the Kronecker factors of the mean loss are means over the samples, and
+    the root of the prior precision 1 / variance stands beside each of them."""
+    phis = extended(features, bias)
+    probs = logits.double().softmax(dim=1)
+    a = torch.stack([torch.outer(phi, phi) for phi in phis]).mean(dim=0)
+    b = torch.stack([torch.diag(p) - torch.outer(p, p) for p in probs]).mean(dim=0)
+    root = math.sqrt(1 / variance)
+    for factor in (a, b):
+        factor.diagonal().add_(root)
+    return torch.kron(b, a)
+
+
 def precision(a: Tensor, b: Tensor, delta: float, damping: str = "exact") -> Tensor:
     """H, P × P: B ⊗ A + δI, or (B + √δ I) ⊗ (A + √δ I)."""
     if damping == "exact":

@@ -9,6 +9,7 @@ import torch
 
 from oracles import dense
 from oracles.last_layer import last_layer
+from usfan.errors import UsfanError
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
 LAYER = last_layer(80, 5, 4)
@@ -70,6 +71,14 @@ def test_weight_decay_is_times_the_number_of_samples():
     posterior = KroneckerPosterior.fit(*LAYER.given, "weight-decay", weight_decay=1e-3)
     assert posterior.prior_precision == pytest.approx(80 * 1e-3)
     assert posterior.prior == "weight-decay"
+
+
+def test_weight_decay_of_the_mean_loss_is_the_precision():
+    form = {"weight_decay": 1e-3, "curvature": "mean"}
+    posterior = KroneckerPosterior.fit(*LAYER.given, "weight-decay", **form)
+    assert posterior.prior_precision == pytest.approx(1e-3)
+    with pytest.raises(UsfanError, match="has no evidence"):
+        posterior.with_prior("evidence")
 
 
 def test_another_prior_needs_no_data():

@@ -16,11 +16,14 @@ NEW = shifted(LAYER.features, 20)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("damping", ["exact", "factored"])
-def test_saved_and_loaded(bias, damping):
+@pytest.mark.parametrize(
+    ("damping", "curvature"), [("exact", "sum"), ("factored", "sum"), ("factored", "mean")]
+)
+def test_saved_and_loaded(bias, damping, curvature):
     head = (LAYER.weight, LAYER.bias if bias else None)
+    form = {"damping": damping, "curvature": curvature}
     posterior = KroneckerPosterior.fit(
-        LAYER.features, LAYER.logits, *head, labels=LAYER.labels, damping=damping
+        LAYER.features, LAYER.logits, *head, 20.0, labels=LAYER.labels, **form
     )
     tensors = load(save(posterior.tensors()))
     settings = json.loads(json.dumps(posterior.settings()))

@@ -27,6 +27,29 @@ def test_logit_variance_is_the_dense_one(damping, prior, bias):
     )
 
 
+@pytest.mark.parametrize("variance", [5e-4, 1e-3, 1.0])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_authors_posterior_is_the_dense_one(variance, bias):
+    """Fitted so, or another posterior of the same data turned into it."""
+    layer = last_layer(50, 6, 4)
+    head = (layer.weight, layer.bias if bias else None)
+    logits = layer.logits if bias else layer.features @ layer.weight.T
+    covariance = torch.linalg.inv(
+        dense.authors_precision(layer.features, logits, variance, bias)
+    )
+    new = shifted(layer.features, 9)
+    expected = dense.logit_variance(dense.extended(new, bias), covariance, 4)
+    form = {"damping": "factored", "curvature": "mean"}
+    fitted = KroneckerPosterior.fit(layer.features, logits, *head, 1 / variance, **form)
+    other = KroneckerPosterior.fit(layer.features, logits, *head).with_prior(
+        1 / variance, **form
+    )
+    for posterior in (fitted, other):
+        torch.testing.assert_close(
+            posterior.logit_variance(new), expected, rtol=1e-9, atol=1e-12
+        )
+
+
 def test_point_estimate_is_the_layer():
     layer = last_layer(20, 6, 4)
     posterior = KroneckerPosterior.fit(*layer.given)

@@ -31,8 +31,9 @@ class Certainty(Config):
 
     weights: str = choice("none", "point", "posterior")
     """none (all samples equal), point (certainty of the point estimate) or posterior (of the posterior predictive)."""
-    refresh: str = choice("epoch", "step")
-    """When weights are computed: epoch (test views, BatchNorm in test mode) or step (Algorithm 1: in every batch)."""
+    refresh: str = choice("epoch", "tenth", "step")
+    """When weights are computed: epoch or tenth (of the run; both with test views and BatchNorm in test mode), or step
+    (Algorithm 1: in every batch)."""
     normalise_weights: bool = True
     """Divide the weights by their mean, so that weighting does not weaken the entropy term as a whole."""
     balance: bool | None = False
@@ -56,7 +57,7 @@ class Certainty(Config):
 
     def decide(self, facts: ModelFacts) -> Certainty:
         """The same with every open setting decided from the facts."""
-        averaged = self.refresh == "epoch" and self.normalise_weights
+        averaged = self.refresh != "step" and self.normalise_weights
         balance = self.balance
         if balance is None:
             balance = averaged
@@ -65,6 +66,13 @@ class Certainty(Config):
             long_run = facts.epochs >= SHORT_RUN
             anneal = averaged and facts.pretrained and facts.setting == "closed" and long_run
         return dataclasses.replace(self, balance=balance, anneal=anneal)
+
+    def is_due(self, epoch: int, epochs: int) -> bool:
+        """Whether weights are computed after this many of all epochs. A tenth of the run that ends within an epoch
+        counts from the end of that epoch."""
+        if self.refresh != "tenth":
+            return self.refresh == "epoch"
+        return epoch == 0 or 10 * epoch // epochs > 10 * (epoch - 1) // epochs
 
     def of_pass(self, outputs: Outputs, known: Tensor, done: float) -> Tensor:
         """N weights from a pass over the target, after a share `done` of the epochs."""

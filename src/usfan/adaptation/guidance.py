@@ -97,11 +97,12 @@ class Guidance:
     def known_mask(self) -> Tensor | None:
         return self.known if self.rejects else None
 
-    def refresh(self, outputs: Outputs, done: float = 0.0) -> None:
-        """New tables from a pass over the target, after a share `done` of the epochs."""
+    def refresh(self, outputs: Outputs, epoch: int = 0, epochs: int = 1) -> None:
+        """New tables from a pass over the target, after this many of all epochs."""
         if self.rejects:
             self.known.copy_((~self.split.unknown(outputs)).float())
-        if self.certainty.refresh == "epoch":
+        if self.certainty.is_due(epoch, epochs):
+            done = min(epoch, epochs - 1) / max(1, epochs)
             self.weights.copy_(self.certainty.of_pass(outputs, self.known, done))
         if self.separates:
             self.diverse.copy_(self.known)
@@ -129,7 +130,7 @@ class Guidance:
     def batch_weights(self, batch: Batch) -> Tensor:
         """B weights of the entropy term: from the table of the epoch, or by Algorithm 1 from the batch as it is."""
         certainty = self.certainty
-        if certainty.weights == "none" or certainty.refresh == "epoch":
+        if certainty.weights == "none" or certainty.refresh != "step":
             return self.weights[batch.samples]
         weights = certainty.of_batch(
             batch.features, batch.logits, self.uncertainty, self.samples

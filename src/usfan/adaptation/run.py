@@ -300,8 +300,7 @@ class Adaptation:
         for epoch in range(first, epochs + 1):
             outputs = before if epoch == 0 else self.outputs()
             if outputs.is_finite:
-                done = min(epoch, epochs - 1) / max(1, epochs)
-                self.guide.refresh(self.with_user_labels(outputs), done)
+                self.guide.refresh(self.with_user_labels(outputs), epoch, epochs)
             self.score_epoch(epoch, outputs, before)
             settles_now = epoch == 0 and settles
             if self.guard.collapsed or (epoch == epochs and not settles_now):
@@ -394,7 +393,7 @@ class Adaptation:
 
     def save_checkpoint(self, epoch: int) -> None:
         assert self.folder is not None
-        tensors = self.loop.tensors()
+        tensors = {**self.loop.tensors(), "guide.weights": self.guide.weights}
         for number, term in enumerate(self.terms):
             for name, value in term.tensors().items():
                 tensors[f"term.{number}.{name}"] = value
@@ -415,8 +414,10 @@ class Adaptation:
         must_fit(self.guard.state, self.classifier)
         number, stage_epoch = self.schedule.stage_at(epoch)
         self.enter_stage(number)
+        weights = tensors["guide.weights"]
         if stage_epoch == 0:  # a new stage has no momentum, and terms of its own
             tensors = {k: v for k, v in tensors.items() if k.startswith("model.")}
+        self.guide.weights.copy_(weights)
         self.loop.restore(tensors)
         if stage_epoch:
             for index, term in enumerate(self.terms):
@@ -569,11 +570,16 @@ def make_guidance(
 
 
 def choose_posterior(posterior: KroneckerPosterior, config: AdaptConfig) -> KroneckerPosterior:
-    """The stored posterior, or the same factors under another prior or damping."""
-    if config.prior is None and config.damping is None:
+    """The stored posterior, or the same factors under another prior, damping or curvature."""
+    changes = (config.prior, config.damping, config.curvature)
+    if changes == (None, None, None):
         return posterior
-    prior = posterior.prior_precision if config.prior is None else config.prior
-    return posterior.with_prior(prior, damping=config.damping, weight_decay=config.weight_decay)
+    return posterior.with_prior(
+        posterior.prior_precision if config.prior is None else config.prior,
+        damping=config.damping,
+        curvature=config.curvature,
+        weight_decay=config.weight_decay,
+    )
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -115,8 +115,7 @@ def posterior(
 
     images, record = open_data(data, root=root, strict=strict)
     config = make_config(TrainConfig, settings)
-    names = ("prior", "damping", "uncertainty", "members")
-    fit = {name: getattr(config, name) for name in names}
+    fit = {name: getattr(config, name) for name in flags.FIT if name != "preset"}
     fit |= {"weight_decay": weight_decay, "dropout_rate": dropout_rate}
     network = {"backbone": backbone, "head": head, "classes": classes}
     record |= {"model": model, **network, **fit, **dataclasses.asdict(computing)}

@@ -248,6 +248,8 @@ class StudyOptions:
     """CPU threads per cell; with Ray also the cores per cell (default 1)."""
 
 
+FIT = ("prior", "damping", "curvature", "uncertainty", "members", "preset")
+"""Fields of `TrainConfig` that fit a posterior."""
 ADAPTATION = ("batch_size", "lr", "tune", "witness", "uncertainty")
 """Fields of `AdaptConfig` that have flags. The others are given with --set, or in a config file."""
 
@@ -286,7 +288,7 @@ else:
         fields(TrainConfig, "Training and posterior", without=common),
     )
     PosteriorFlags = group(
-        fields(TrainConfig, "Common", "prior", "damping", "uncertainty", "members"),
+        fields(TrainConfig, "Common", *FIT),
         fields(EveryCommand, "Common", "seed"),
     )
     AdaptFlags = group(

@@ -11,7 +11,7 @@ from typing import Any
 
 from usfan.budget import allowed
 from usfan.config import VIEWS
-from usfan.config_checks import DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
+from usfan.config_checks import CURVATURE, DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, DataError, UsfanError, printable
 from usfan.maths.unknown import UnknownRule
@@ -279,6 +279,9 @@ def read_uncertainty_settings(reader: _Reader) -> JsonTable:
 
 def read_posterior_settings(reader: _Reader) -> JsonTable:
     settings = reader.read_all(POSTERIOR)
+    settings["curvature"] = "sum"  # folders of version 0.2 do not say
+    if "curvature" in reader.values:
+        settings["curvature"] = reader.read("curvature", CURVATURE)
     settings["log_likelihood"] = None
     if reader.values.get("log_likelihood") is not None:
         settings["log_likelihood"] = reader.read("log_likelihood", (-1e300, 0.0))

@@ -39,7 +39,15 @@ from usfan.uncertainty.registry import find_uncertainty
 
 log = logging.getLogger(__name__)
 
-FIT_SETTINGS = ("uncertainty", "prior", "damping", "weight_decay", "members", "seed")
+FIT_SETTINGS = (
+    "uncertainty",
+    "prior",
+    "damping",
+    "curvature",
+    "weight_decay",
+    "members",
+    "seed",
+)
 VALIDATIONS = 10
 """How often the held-out part is scored in a training."""
 
@@ -308,5 +316,6 @@ def fit_posterior(
         settings.prior,
         weight_decay=settings.weight_decay,
         damping=settings.damping,
+        curvature=settings.curvature,
     )
     return posterior, kind.from_posterior(posterior, settings, features, labels)

@@ -59,6 +59,8 @@ class FitSettings:
     smoothing: float = 0.1
     """Label smoothing of heads that are trained."""
     seed: int = 0
+    curvature: str = "sum"
+    """Of the loss summed over the data, or of its mean."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,9 @@
     p(θ | D) ≈ N(θ_MAP, H⁻¹),   H = B ⊗ A + δI,   A = Q_A diag(a) Q_Aᵀ,   B = Q_B diag(b) Q_Bᵀ
 
 "exact" damping adds δ to every product a_d b_k; "factored" damping, as the published program has it, replaces H by
-(B + √δ I) ⊗ (A + √δ I). The variance of the logits of a sample with φ = [z, 1] is
+(B + √δ I) ⊗ (A + √δ I). "sum" curvature is that of the loss summed over the N samples; "mean" curvature, as the
+published program has it, that of the mean loss: B / N stands in the place of B. The variance of the logits of a sample
+with φ = [z, 1] is
 
     Q_B diag_k(Σ_d (Q_Aᵀφ)_d² R_dk) Q_Bᵀ,   R_dk = 1 / (a_d b_k + δ)   or   1 / ((a_d + √δ)(b_k + √δ))
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.config_checks import DAMPING, one_of
+from usfan.config_checks import CURVATURE, DAMPING, one_of
 from usfan.errors import UsfanError
 from usfan.uncertainty.base import Features, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
@@ -59,9 +61,12 @@ class KroneckerPosterior(Uncertainty):
     """"exact" or "factored"."""
     log_likelihood: float | None = None
     """Σ log p[label] of the samples, if labels were given."""
+    curvature: str = "sum"
+    """"sum" or "mean"."""
 
     def __post_init__(self) -> None:
         one_of("damping", self.damping, DAMPING)
+        one_of("curvature", self.curvature, CURVATURE)
 
     @classmethod
     def fit(
@@ -75,6 +80,7 @@ class KroneckerPosterior(Uncertainty):
         labels: Tensor | None = None,
         weight_decay: float | None = None,
         damping: str = "exact",
+        curvature: str = "sum",
     ) -> KroneckerPosterior:
         """From features N×D and logits N×K of all the data, tensors or arrays."""
         features = torch.as_tensor(features)
@@ -85,7 +91,13 @@ class KroneckerPosterior(Uncertainty):
         labels = labels if labels is None or labels.is_floating_point() else labels.long()
         factors = batch_factors(features, logits, bias=bias is not None, labels=labels)
         return cls.from_factors(
-            factors, weight, bias, prior, weight_decay=weight_decay, damping=damping
+            factors,
+            weight,
+            bias,
+            prior,
+            weight_decay=weight_decay,
+            damping=damping,
+            curvature=curvature,
         )
 
     @classmethod
@@ -99,15 +111,16 @@ class KroneckerPosterior(Uncertainty):
         *,
         weight_decay: float | None = None,
         damping: str = "exact",
+        curvature: str = "sum",
     ) -> KroneckerPosterior:
         check_layer(factors, weight, bias)
         a, q_a = torch.linalg.eigh(factors.A)
         b, q_b = torch.linalg.eigh(factors.B)
         a = a.clamp_min(0)
         b = b.clamp_min(0)
-        precision = choose_precision(
-            prior, torch.outer(a, b), square_norm(weight, bias), factors.count, weight_decay
-        )
+        count = summed_samples(prior, factors.count, curvature)
+        norm = square_norm(weight, bias)
+        precision = choose_precision(prior, torch.outer(a, b), norm, count, weight_decay)
         dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
         a, q_a, b, q_b = (t.to(weight.device, dtype).contiguous() for t in (a, q_a, b, q_b))
         return cls(
@@ -123,6 +136,7 @@ class KroneckerPosterior(Uncertainty):
             prior if isinstance(prior, str) else "number",
             damping,
             factors.log_likelihood,
+            curvature,
         )
 
     @staticmethod
@@ -164,13 +178,19 @@ class KroneckerPosterior(Uncertainty):
     @property
     def eigenvalues(self) -> Tensor:
         """λ, D' × K."""
-        return torch.outer(self.feature_values.double(), self.class_values.double())
+        return torch.outer(self.feature_values.double(), self.curvature_values)
+
+    @property
+    def curvature_values(self) -> Tensor:
+        """b, or b / N of the mean loss, K."""
+        values = self.class_values.double()
+        return values / self.count if self.curvature == "mean" else values
 
     @functools.cached_property
     def variance_table(self) -> Tensor:
         """R, D' × K."""
         a = self.feature_values.double()[:, None]
-        b = self.class_values.double()[None, :]
+        b = self.curvature_values[None, :]
         if self.damping == "exact":
             table = 1 / (a * b + self.prior_precision)
         else:
@@ -263,14 +283,21 @@ class KroneckerPosterior(Uncertainty):
         prior: float | str,
         *,
         damping: str | None = None,
+        curvature: str | None = None,
         weight_decay: float | None = None,
     ) -> KroneckerPosterior:
         """The same factors under another prior: no data is needed."""
+        curvature = curvature or self.curvature
+        count = summed_samples(prior, self.count, curvature)
         norm = square_norm(self.weight, self.bias)
-        precision = choose_precision(prior, self.eigenvalues, norm, self.count, weight_decay)
-        name = prior if isinstance(prior, str) else "number"
-        damping = damping or self.damping
-        return dataclasses.replace(self, prior_precision=precision, prior=name, damping=damping)
+        precision = choose_precision(prior, self.eigenvalues, norm, count, weight_decay)
+        return dataclasses.replace(
+            self,
+            prior_precision=precision,
+            prior=prior if isinstance(prior, str) else "number",
+            damping=damping or self.damping,
+            curvature=curvature,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in `posterior.safetensors`."""
@@ -278,7 +305,7 @@ class KroneckerPosterior(Uncertainty):
 
     def settings(self) -> StoredSettings:
         """The settings in the table `posterior` of `config.json`."""
-        names = ("prior_precision", "count", "prior", "damping", "log_likelihood")
+        names = ("prior_precision", "count", "prior", "damping", "log_likelihood", "curvature")
         return {name: getattr(self, name) for name in names}
 
 
@@ -289,3 +316,11 @@ def is_orthonormal(vectors: Tensor) -> bool:
     probes = torch.randn(len(vectors), 32, generator=generator, dtype=vectors.dtype)
     error = (vectors.T @ (vectors @ probes) - probes).abs().max()
     return bool(error <= 2e-4)  # huge values make it NaN
+
+
+def summed_samples(prior: float | str, count: int, curvature: str) -> int:
+    """How many samples' loss the curvature is that of: N, or 1 of the mean. The evidence is that of all the data."""
+    one_of("curvature", curvature, CURVATURE)
+    if curvature == "mean" and prior == "evidence":
+        raise UsfanError('curvature="mean" has no evidence: give the prior as a number')
+    return 1 if curvature == "mean" else count
