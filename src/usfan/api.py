@@ -22,6 +22,7 @@ from usfan.data.views import InputSpec
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.metrics.evaluate import evaluate as run_evaluation
 from usfan.progress import StepProgress, bar, for_api
+from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, SourceModel, as_images, as_model
 from usfan.training.posthoc import attach_posterior as attach
 from usfan.uncertainty.base import FitSettings
@@ -47,6 +48,7 @@ Figures = dict[str, object]
 """Figures by name, as in metrics.json."""
 
 
+@shielded
 def train_source(
     data: Images | Store,
     *,
@@ -103,6 +105,7 @@ def train_source(
     )
 
 
+@shielded
 def attach_posterior(
     module: nn.Module,
     data: Images,
@@ -166,6 +169,7 @@ def attach_posterior(
         return fit(progress=advance)
 
 
+@shielded
 def adapt(
     source: ModelSource | Sequence[ModelSource],
     data: Images | Store,
@@ -249,6 +253,7 @@ def label_record(labels: LabelSource | None) -> str | None:
     return str(labels) if isinstance(labels, (str, Path)) else "labels in memory"
 
 
+@shielded
 def evaluate(
     model: ModelSource,
     data: Images,
@@ -286,6 +291,7 @@ def evaluate(
         )
 
 
+@shielded
 def report_runs(
     runs: Sequence[str | Path], out: str | Path | None = None, root: str | Path | None = None
 ) -> Path:
@@ -304,6 +310,7 @@ def report_runs(
     )
 
 
+@shielded
 def export(model: ModelSource, path: str | Path) -> float:
     """Write the model as one ONNX graph. Returns the largest difference between onnxruntime's and our predictions.
 
@@ -316,6 +323,7 @@ def export(model: ModelSource, path: str | Path) -> float:
     return export_onnx(as_model(model), Path(path))
 
 
+@shielded
 def run_study(
     root: str | Path,
     *,

@@ -11,8 +11,8 @@ import pytest
 
 SCRIPT = """
 import resource, threading, torch
-from usfan.engine.runtime import start_runtime
-start_runtime()
+from usfan.engine.runtime import keep_freed_memory
+keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 def work():

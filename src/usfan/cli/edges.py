@@ -43,11 +43,13 @@ def open_data(
 def open_runtime(computing: RuntimeConfig, *, several: bool = False) -> Runtime:
     """The devices. `several`: the command can run in several processes."""
     from usfan.engine.processes import process_count
-    from usfan.engine.runtime import start_runtime
+    from usfan.engine.runtime import keep_freed_memory, start_runtime
 
     if not several and process_count() > 1:
         raise ConfigError("this command runs in one process: start it without torchrun")
     runtime = start_runtime(computing)
+    if runtime.device.type == "cpu":
+        keep_freed_memory()
     console.quiet = runtime.rank > 0
     return runtime
 

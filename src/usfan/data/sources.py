@@ -29,6 +29,7 @@ from usfan.data.labels import (
     some,
 )
 from usfan.errors import DataError
+from usfan.shield import shielded
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class ImageData:
     unreadable: dict[str, str]
     """The images that were found unreadable when they were decoded, and why. Subsets and copies share it."""
 
+    @shielded
     def __init__(
         self,
         source: ImageSource,

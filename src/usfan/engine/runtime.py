@@ -118,7 +118,6 @@ def start_runtime(
         torch.backends.cudnn.fp32_precision = "tf32"
         device = torch.device("cuda", 0)
     else:
-        keep_freed_memory()
         device = torch.device(kind)
     rank = 0
     world = 1
@@ -130,7 +129,8 @@ def start_runtime(
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next layer, instead of giving large ones back to the system and taking them
     anew, page by page: a network on a CPU spends most of its time on that. All threads share one arena: in others glibc
-    gives large blocks back all the same. Settings that the user tuned are kept."""
+    gives large blocks back all the same. Settings that the user tuned are kept. Only commands call this, because it
+    cannot be taken back in somebody's process."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):  # another system, another library

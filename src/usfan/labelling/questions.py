@@ -16,6 +16,7 @@ from usfan.labelling.target import LabelTarget
 from usfan.maths.objectives import certainty_weights
 from usfan.metrics.changes import image_names, passes_of
 from usfan.metrics.predictions import cell, open_table
+from usfan.shield import shielded
 from usfan.store.model import AdaptedModel
 
 COLUMNS = ("path", "label", "predicted", "certainty", "mutual_information", "question")
@@ -23,6 +24,7 @@ JUDGEMENTS = 14
 """Rows of label_first.csv that compare the models: half of the clear differences are decided by so many."""
 
 
+@shielded
 def questions(target: AdaptedModel | str | Path, count: int | None = None) -> list[Question]:
     """The images to label next, the most urgent first, each with the kind of its question.
 

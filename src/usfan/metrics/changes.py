@@ -14,6 +14,7 @@ from usfan.errors import DataError
 from usfan.files import whole_file
 from usfan.maths.objectives import certainty_weights
 from usfan.metrics.predictions import Record, cell, open_table
+from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, Passes
 
 CHANGED = ("path", "before", "after", "certainty_before", "certainty_after")
@@ -26,6 +27,7 @@ def changed_rows(passes: Passes) -> Tensor:
     return order[changed[order]].cpu()
 
 
+@shielded
 def changed_images(model: AdaptedModel, data: ImageData | None = None) -> list[Record]:
     """One record per image whose prediction changed, the surest first: path, before, after, certainty of both."""
     passes = passes_of(model)

@@ -23,6 +23,7 @@ from usfan.maths.source_mixture import mixed, reordered
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.shield import shielded, shielded_steps
 from usfan.store.model_folder import load_parts, save_model
 from usfan.store.schema import JsonTable, blaming
 from usfan.uncertainty.base import FitSettings, Uncertainty
@@ -152,6 +153,7 @@ class SourceModel:
             self.classes,
         )
 
+    @shielded
     def predict(self, images: Images, batch_size: int = 64) -> Prediction:
         """Predict the classes of images."""
         batches = self.predict_batches(images, batch_size)
@@ -160,6 +162,7 @@ class SourceModel:
         columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         return Prediction(**columns, classes=self.classes)
 
+    @shielded_steps
     def predict_batches(
         self,
         images: Images,
@@ -204,6 +207,7 @@ class SourceModel:
             return posterior, posterior
         return posterior, self.uncertainty.to(device)
 
+    @shielded
     def with_uncertainty(self, name: str, rate: float | None = None) -> Self:
         """The same network with its certainty from another source, a name in `UNCERTAINTIES` (`auto`: as it is).
         `rate` is that of MC dropout; by default the one that the head was trained with."""
@@ -219,6 +223,7 @@ class SourceModel:
         """The same model with another posterior of the same layer."""
         return replace(self, posterior=posterior)
 
+    @shielded
     def report(self, out: str | Path, data: Images | None = None) -> Path:
         """Write an HTML report to the file `out`.
 
@@ -231,11 +236,13 @@ class SourceModel:
         path: Path = write(self, Path(out), None if data is None else as_images(data))
         return path
 
+    @shielded
     def save(self, folder: str | Path, *, private: bool = False) -> Path:
         """Write the model folder. `private` leaves out the summary and the likelihood of the training labels."""
         return save_model(self, Path(folder), private=private)
 
     @classmethod
+    @shielded
     def load(cls, folder: str | Path, *, module: nn.Module | None = None) -> SourceModel:
         """From a folder, or a Hugging Face Hub id. A module that is not timm's is given again: tensors are stored."""
         parts = load_parts(folder, module)
@@ -347,6 +354,7 @@ class MixtureModel(AdaptedModel):
     def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
         return self.mix([model.outputs_of_pixels(pixels) for model in self.members])
 
+    @shielded
     def with_uncertainty(self, name: str, rate: float | None = None) -> Self:
         members = tuple(model.with_uncertainty(name, rate) for model in self.members)
         return replace(self, members=members, uncertainty=members[0].uncertainty)

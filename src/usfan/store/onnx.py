@@ -25,6 +25,7 @@ from usfan.errors import UsfanError
 from usfan.files import whole_file
 from usfan.maths.objectives import certainty_weights
 from usfan.maths.outputs import Outputs
+from usfan.shield import shielded
 from usfan.store.model import MixtureModel, SourceModel
 from usfan.store.model_folder import model_config, model_tensors
 from usfan.uncertainty.base import draw_moments
@@ -113,19 +114,34 @@ def resized_to(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.floor(values + 0.5)
 
 
+@shielded
 def export_onnx(model: SourceModel, path: Path) -> float:
     """Write the graph. Returns its largest difference from `predict`."""
     try:
         import onnx  # noqa: F401
-        import onnxruntime
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsfanError(f"export needs {error.name}: install usfan[onnx]") from None
+    device = model.posterior.weight.device
     model.to("cpu")
     model.classifier.eval()
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        return write_graph(model, path)
+    finally:
+        logger.setLevel(level)
+        model.to(device)
+
+
+def write_graph(model: SourceModel, path: Path) -> float:
+    """Write the graph of a model on the CPU. Returns its largest difference from `predict`."""
+    import onnxruntime
+
     with warnings.catch_warnings(), torch.no_grad(), whole_file(path, follow=True) as part:
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = trace(model)
         program.model.metadata_props.update(metadata(model))
         program.model.doc_string = (

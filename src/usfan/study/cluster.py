@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from usfan.config import RuntimeConfig, make_config
-from usfan.engine.runtime import start_runtime
+from usfan.engine.runtime import keep_freed_memory, start_runtime
 from usfan.errors import ConfigError, UsfanError, printable
 from usfan.models.hub import answers
 from usfan.progress import console
@@ -219,6 +219,8 @@ def open_study(text: str) -> Suite:
         with contextlib.suppress(OSError):  # paths of weights may be relative to it
             os.chdir(values["folder"])
         runtime = start_runtime(make_config(RuntimeConfig, values["runtime"]))
+        if runtime.device.type == "cpu":
+            keep_freed_memory()
         torch.set_num_threads(values["settings"]["threads"])
         out = Path(values["out"])
         _STUDIES[text] = Suite.open(values["name"], values["settings"], out, runtime)
