@@ -190,7 +190,8 @@ def test_a_name_that_the_model_does_not_know_is_said_if_nobody_expects_new_class
         ]
 
     said = "data: klass-1: not among the classes of the model; labels of these images count as new classes"
-    assert adapt() == [f"{said} (check the names, or pass --open-set)"]
+    flag = "--open-set" if home == "command line" else "open_set=True"
+    assert adapt() == [f"{said} (check the names, or pass {flag})"]
     assert adapt("--open-set", setting="open") == []
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from usfan.errors import ArtifactError, ConfigError, UsfanError
+from usfan.errors import ArtifactError, ConfigError, UsfanError, option
 
 _times: ContextVar[float] = ContextVar("budget", default=1.0)
 
@@ -41,5 +41,5 @@ def check_cost(
     if needed > limit * times:
         more = math.ceil(10 * needed / limit) / 10
         raise kind(
-            f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; --budget {more:g} allows it"
+            f"{what}: {needed:,.0f} {unit}, over the limit of {limit * times:,.0f}; {option('budget', more)} allows it"
         )

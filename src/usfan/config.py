@@ -95,10 +95,12 @@ class OptimiserConfig(Config):
 class TrainConfig(OptimiserConfig):
     """Stage 1: the source classifier and its posterior."""
 
-    backbone: str = "resnet50"
-    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model."""
+    backbone: str | None = None
+    """Any timm model, or digits-cnn, lenet, dtn, cnn13, toy-mlp; by default the pretrained network on this machine:
+    timm's in the Hub's cache (resnet50 first), else one of usfan[offline]."""
     pretrained: str = "auto"
-    """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
+    """auto (the weights on this machine: usfan[offline], or the Hub's cache), timm (download), offline, a weights file,
+    or none (random weights)."""
     epochs: int = number(50, 1)
     """Largest number of passes over the training images (see patience)."""
     tune: str = choice("auto", *TUNE)

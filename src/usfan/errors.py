@@ -1,7 +1,13 @@
-"""Errors that a user can fix, and how they quote a stranger's text.
+"""Errors that a user can fix, how they name settings, and how they quote a stranger's text.
 
 The command line prints a `UsfanError` as one line and exits with 2; any other exception is a fault.
 """
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 LONGEST = 2_000
 """Characters of a message."""
@@ -21,6 +27,39 @@ class ConfigError(UsfanError):
 
 class ArtifactError(UsfanError):
     """A model folder is damaged or invalid. The message names the file and the field."""
+
+
+_FLAGS: ContextVar[bool] = ContextVar("flags", default=False)
+FLAG_NAMES = {"run": "out"}
+"""Settings that have another name on the command line than in Python."""
+PYTHON_FORMS = {
+    "workers": 'runtime={{"workers": {}}}',
+    "budget": "with usfan.budget.budget({})",
+    "module": "load(folder, module=…)",
+}
+"""Settings that are no arguments in Python, and what to write there."""
+
+
+@contextlib.contextmanager
+def naming_flags() -> Iterator[None]:
+    """Inside, messages name settings as flags: the user is on the command line."""
+    token = _FLAGS.set(True)
+    try:
+        yield
+    finally:
+        _FLAGS.reset(token)
+
+
+def option(name: str, value: object = None) -> str:
+    """A setting as the user writes it here: witness="none" in Python, --witness none on the command line."""
+    if _FLAGS.get():
+        flag = f"--{FLAG_NAMES.get(name, name).replace('_', '-')}"
+        if value is None or value is True:
+            return flag
+        return f"{flag} {'off' if value is False else value}"
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    form = PYTHON_FORMS.get(name, f"{name}={{}}")
+    return form.format("" if value is None else text)
 
 
 def printable(text: object, most: int = LONGEST) -> str:

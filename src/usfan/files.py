@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from usfan.errors import ArtifactError, ConfigError, printable
+from usfan.errors import ArtifactError, ConfigError, option, printable
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
     from torch import Tensor
@@ -209,16 +209,16 @@ def remove_parts_of(folder: int) -> None:
                 os.unlink(name, dir_fd=folder)
 
 
-def must_be_writable(folder: Path, flag: str = "--out") -> None:
+def must_be_writable(folder: Path, flag: str | None = None) -> None:
     """Check before the work that a folder named by the user can be written to or created. Creates nothing."""
     folder = folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise ConfigError(
-            f"{flag}: {existing} is not a folder, so nothing can be written below it"
+            f"{flag or option('run')}: {existing} is not a folder, so nothing can be written below it"
         )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag}: no permission to write to {existing}")
+        raise ConfigError(f"{flag or option('run')}: no permission to write to {existing}")
 
 
 @contextlib.contextmanager

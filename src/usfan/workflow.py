@@ -39,11 +39,12 @@ from usfan.data.views import InputSpec
 from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.labelling.questions import save_questions
 from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
 from usfan.metrics.image_table import adaptation_metrics, save_image_table
+from usfan.models.backbones import default_backbone
 from usfan.store.model import AdaptedModel, MixtureModel, SourceModel, as_model, check_members
 from usfan.store.model_folder import MEMBER, load_config
 from usfan.store.run_folder import RunFolder, open_run
@@ -114,7 +115,9 @@ def train(
     """Stage 1 and its run folder. `settings` are fields of `TrainConfig`; None means the default."""
     settings = {name: value for name, value in settings.items() if value is not None}
     config = make_config(TrainConfig, settings)
+    settings["backbone"] = config.backbone or default_backbone(config.pretrained)
     record = {"data": data_name(data), **dataclasses.asdict(config), **output.record}
+    record["backbone"] = settings["backbone"]
     with open_output(output, record, runtime, command="train") as folder:
         if folder is not None and folder.finished() is not None:
             folder.drop_checkpoints()
@@ -148,7 +151,9 @@ def open_source(
     """A model, its folder or a Hub id. `module` is the network of a folder that is not timm's."""
     if isinstance(source, (str, Path)):
         stored = load_config(source)
-        facts = SourceFacts.of(stored.architecture, stored.summary, len(stored.classes))
+        facts = SourceFacts.of(
+            stored.architecture, stored.summary, len(stored.classes), stored.spec.channels
+        )
 
         def load() -> SourceModel:
             return as_model(source, module)
@@ -159,7 +164,9 @@ def open_source(
         raise ConfigError(
             "a mixture cannot be a source: give its members, the folders member-1, member-2, … in it"
         )
-    facts = SourceFacts.of(model.architecture, model.summary, len(model.classes))
+    facts = SourceFacts.of(
+        model.architecture, model.summary, len(model.classes), model.spec.channels
+    )
     return SourceHandle(name, model.classes, model.spec, facts, lambda: model)
 
 
@@ -338,9 +345,10 @@ def match_data(
     if names:
         log.warning(
             "%s: %s: not among the classes of the model; labels of these images count as new classes "
-            "(check the names, or pass --open-set)",
+            "(check the names, or pass %s)",
             data.name,
             some(names),
+            option("open_set", True),
         )
     return data.for_model(classes, open_set=plan.config.may_be_new) if figures else data
 

@@ -28,9 +28,7 @@ def test_unknown_classes():
     data = labelled(["pen", "mug", "stapler", "cap"])
     with pytest.raises(DataError) as caught:
         data.match_classes(["mug"])
-    expected = (
-        "DATA has 3 classes (cap, pen, stapler) that the model does not know: pass --open-set"
-    )
+    expected = "DATA has 3 classes (cap, pen, stapler) that the model does not know: pass open_set=True"
     assert str(caught.value).startswith(expected)
     with pytest.raises(DataError, match=r"DATA has 1 class \(stapler\) that"):
         data.match_classes(["mug", "pen", "cap"])
@@ -58,7 +56,7 @@ def test_mere_numbers_go_by_position():
     assert data.match_classes(["x", "y", "z"]).labels.tolist() == [0, 2, 1, 2]
     with pytest.raises(
         DataError,
-        match=r"1 class \(2\) .* does not know: pass --open-set, or check the labels .*0 to 1",
+        match=r"1 class \(2\) .* does not know: pass open_set=True, or check the labels .*0 to 1",
     ):
         data.match_classes(["x", "y"])
     assert data.match_classes(["x", "y"], open_set=True).labels.tolist() == [0, 2, 1, 2]

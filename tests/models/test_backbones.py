@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
@@ -14,11 +14,11 @@ from usfan.errors import ConfigError
 from usfan.models import hub
 from usfan.models.backbones import (
     create_backbone,
+    default_backbone,
     load_weights,
     offline_weights,
     read_state,
     recognise_timm,
-    resolve_pretrained,
     timm_model,
 )
 from usfan.models.small_backbones import SMALL_BACKBONES
@@ -70,21 +70,49 @@ def test_other_channels(name):
     assert model.eval()(torch.zeros(1, channels, spec.size, spec.size)).shape == (1, width)
 
 
-def test_timm_with_random_weights(caplog):
-    with caplog.at_level(logging.WARNING):
-        made = create_backbone("resnet18")
-        model = made.module
-        width = made.features
-        spec = made.spec
-    assert "starts from random weights" in caplog.text
-    assert "or --backbone tf_efficientnet_lite0, whose weights are installed" in caplog.text
-    assert (width, spec.channels, spec.size, spec.resize) == (512, 3, 224, 256)
+def test_random_weights_only_if_asked_for(caplog, no_network):
+    with pytest.raises(ConfigError, match=r"no pretrained weights of 'resnet18' .*\"none\""):
+        create_backbone("resnet18")
+    backbone = create_backbone("resnet18", "none")
+    spec = backbone.spec
+    assert backbone.weights is None
+    assert (backbone.features, *spec.shape, spec.resize) == (512, 3, 224, 224, 256)
     assert spec.mean == (0.485, 0.456, 0.406)
     assert spec.std == (0.229, 0.224, 0.225)
-    assert model.training
-    caplog.clear()
-    create_backbone("resnet18", "none")
+    assert backbone.module.training
     assert not caplog.records
+
+
+def in_cache(folder, name):
+    """timm's weights of a model, random ones, as a download leaves them in the Hub's cache."""
+    config = timm.models.get_pretrained_cfg(name)
+    repository = folder / f"models--{config.hf_hub_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0")
+    save_file(timm.create_model(name).state_dict(), snapshot / "model.safetensors")
+
+
+def test_the_network_of_a_user_who_names_none(no_network, tmp_path, monkeypatch, capsys):
+    """Weights in the Hub's cache, else those that are installed, else one line with two ways."""
+    assert default_backbone("auto") == "tf_efficientnet_lite0"
+    assert default_backbone("timm") == "resnet50"
+    in_cache(tmp_path, "test_vit2")
+    in_cache(tmp_path, "test_resnet")
+    names = [f"{name}.r160_in1k" for name in ("test_vit2", "test_resnet")]
+    assert default_backbone("auto") in names
+    assert default_backbone("offline") == "tf_efficientnet_lite0"
+    backbone = create_backbone("test_resnet")
+    assert backbone.weights["from"] == "timm"
+    said = "test_resnet starts from pretrained weights, those in the Hub's cache\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: None)
+    with pytest.raises(ConfigError, match=r"usfan\[offline\].*resnet50 with pretrained=\"timm"):
+        default_backbone("auto")
+    with pytest.raises(ConfigError, match='pretrained="none" needs the name of the network'):
+        default_backbone("none")
 
 
 @pytest.mark.parametrize("name", ["resnet81", "ressnet18", "digits_cnn"])
@@ -130,7 +158,7 @@ def no_network(monkeypatch, tmp_path):
 def test_without_a_network_it_takes_a_moment_and_one_line(no_network, caplog):
     started = time.monotonic()
     with pytest.raises(
-        ConfigError, match=r"the Hugging Face Hub cannot be reached .*--pretrained FILE"
+        ConfigError, match=r"the Hugging Face Hub cannot be reached .*pretrained=\"FILE"
     ) as raised:
         create_backbone("mobilenetv3_small_050", "timm")
     assert time.monotonic() - started < 20
@@ -152,12 +180,10 @@ def test_auto_says_what_it_took(monkeypatch, tmp_path, capsys):
     weights.parent.mkdir(parents=True)
     weights.touch()
     monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: weights)
-    assert resolve_pretrained("tf_efficientnet_lite0", "auto") == weights
-    said = capsys.readouterr().err
-    assert (
-        said
-        == "tf_efficientnet_lite0 starts from ImageNet weights, those of the installed package some_package\n"
-    )
+    monkeypatch.setattr("usfan.models.backbones.load_weights", lambda model, file: [])
+    create_backbone("tf_efficientnet_lite0")
+    said = "starts from pretrained weights, those in the package some_package\n"
+    assert capsys.readouterr().err == f"tf_efficientnet_lite0 {said}"
 
 
 @pytest.mark.parametrize("name", ["resnet18", "digits-cnn"])

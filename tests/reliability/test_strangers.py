@@ -204,8 +204,8 @@ def test_the_cache_of_the_hub_is_made_of_links(tmp_path, victim):
 @pytest.mark.parametrize(
     ("place", "value", "what"),
     [
-        ("input.size", 2048, "--budget"),
-        ("input.resize", 4096, "--budget"),
+        ("input.size", 2048, "usfan.budget"),
+        ("input.resize", 4096, "usfan.budget"),
         ("samples", 1_677_721, "samples must be a whole number from 1 to"),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_larger_budget_allows_it(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["input"] |= {"size": 256, "resize": 256}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ArtifactError, match="--budget"):
+    with pytest.raises(ArtifactError, match=r"usfan\.budget"):
         SourceModel.load(folder)
     with budget(100):
         assert SourceModel.load(folder).spec.size == 256

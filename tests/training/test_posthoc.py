@@ -352,7 +352,7 @@ def test_a_state_dict_that_does_not_fit(tmp_path):
             ConfigError,
             "neither a model folder nor a weights file",
         ),
-        (file, None, ConfigError, "--backbone NAME"),
+        (file, None, ConfigError, 'backbone="NAME"'),
         (file, "resnet81", ConfigError, "unknown backbone 'resnet81'"),
         (file, "vit_tiny_patch16_224", ConfigError, r"no head\.weight in it"),
         (file, "resnet34", ConfigError, "does not fit resnet34"),

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from usfan.adaptation.target_classes import unknown_score, with_unnamed
 from usfan.adaptation.thresholds import GUARD_IMAGES, SMOOTHING_NEIGHBOURS
-from usfan.errors import UsfanError
+from usfan.errors import UsfanError, option
 from usfan.maths.agreement import NEIGHBOURS, Comparison, Interval, evenly_spaced
 from usfan.maths.cluster_mixture import UNEVEN_PRIOR, fit_mixture, fit_witness_space
 from usfan.maths.neighbours import nearest_neighbours
@@ -210,7 +210,7 @@ class Guard:
         features = judge_features.to(device)
         if not bool(torch.isfinite(features).all()):
             raise UsfanError(
-                "the features that the guard judges by are not finite numbers; --guard off ignores them"
+                f"the features that the guard judges by are not finite numbers; {option('guard', False)} ignores them"
             )
         near, wide = neighbourhoods(len(self.rows), classes)
         table, _ = nearest_neighbours(features, max(wide, SMOOTHING_NEIGHBOURS))

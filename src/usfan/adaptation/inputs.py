@@ -18,7 +18,7 @@ from usfan.data.store import Store
 from usfan.engine.features import features_of
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError, DataError, option
 from usfan.maths.user_labels import UserLabels
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
@@ -131,11 +131,12 @@ def find_witness(plan: Plan, source: SourceModel, backbone_hash: str) -> Witness
     name = plan.config.witness
     witness = choose_witness(name, source, backbone_hash)
     if witness is None:
-        why = (
-            "--witness none" if name == "none" else "no pretrained network is available for it"
-        )
+        why = "no pretrained network is available for it"
+        if name == "none":
+            why = option("witness", "none")
         raise ConfigError(
-            f"{plan.method.name} needs a witness ({why}): name one with --witness, or choose --method u-sfan+"
+            f"{plan.method.name} needs a witness ({why}): name one, {option('witness', 'NAME')}, "
+            f"or choose {option('method', 'u-sfan+')}"
         )
     backbone = " (the model's own backbone)" if witness.is_source_backbone else ""
     classes = ""

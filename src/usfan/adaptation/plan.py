@@ -20,7 +20,7 @@ from usfan.adaptation.thresholds import MOVING_LABEL_WEIGHT
 from usfan.adaptation.tune import TuneChoice
 from usfan.adaptation.witness import has_witness
 from usfan.config import SETTINGS, AdaptConfig, make_config, read_preset, unknown_setting
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.store.model import came_pretrained
 
 SHORT_FORMS = {"open_set": "open", "partial_set": "partial"}
@@ -39,9 +39,9 @@ class SourceFacts:
 
     @classmethod
     def of(
-        cls, architecture: dict[str, Any], summary: dict[str, Any], classes: int
+        cls, architecture: dict[str, Any], summary: dict[str, Any], classes: int, channels: int
     ) -> SourceFacts:
-        witness = has_witness(architecture, summary)
+        witness = has_witness(architecture, summary, channels)
         return cls(came_pretrained(architecture), classes, witness)
 
 
@@ -148,13 +148,13 @@ def expand_short_forms(settings: Mapping[str, Any]) -> dict[str, Any]:
     chosen = [setting for name, setting in SHORT_FORMS.items() if settings.pop(name, False)]
     if len(chosen) > 1:
         raise ConfigError(
-            "open-set and partial-set exclude each other: choose one, or --setting universal"
+            f"open-set and partial-set exclude each other: choose one, or {option('setting', 'universal')}"
         )
     for setting in chosen:
         other = settings.setdefault("setting", setting)
         if other != setting:
             raise ConfigError(
-                f"--{setting}-set and --setting {other} exclude each other: choose one"
+                f"{option(f'{setting}_set', True)} and {option('setting', other)} exclude each other: choose one"
             )
     return settings
 

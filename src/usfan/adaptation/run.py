@@ -40,6 +40,7 @@ from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
+from usfan.errors import option
 from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
@@ -94,7 +95,9 @@ class Adaptation:
         config = self.plan.config
         if not self.plan.method.terms and config.epochs != self.schedule.epochs:
             name = self.plan.method.name
-            log.warning("%s trains nothing: --epochs %d is not used", name, config.epochs)
+            log.warning(
+                "%s trains nothing: %s is not used", name, option("epochs", config.epochs)
+            )
         model = self.source.with_posterior(choose_posterior(self.source.posterior, config))
         model = model.with_uncertainty(config.uncertainty, config.dropout_rate)
         self.posterior, self.uncertainty = model.uncertainties_on(runtime.device)

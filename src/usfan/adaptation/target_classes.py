@@ -68,6 +68,7 @@ from usfan.adaptation.thresholds import (
     SMOOTHING_NEIGHBOURS,
     STRUCTURE_IMAGES_PER_CLASS,
 )
+from usfan.errors import option
 from usfan.maths.agreement import MOST_IMAGES, NEIGHBOURS, evenly_spaced, kappa
 from usfan.maths.cluster_mixture import (
     UNEVEN_PRIOR,
@@ -126,7 +127,7 @@ class TargetClasses:
         number = int(self.occurs.sum())
         occur = f"about {number} of {len(self.shares)} known classes occur, in {shares} shares"
         if self.explained is None:
-            hint = "(give --setting open or universal if you know of some)"
+            hint = f"(give {option('setting', 'open')} or universal if you know of some)"
             return f"{occur}; {self.no_search} to look for new ones {hint}"
         new = "so there is nothing new"
         if self.has_new:

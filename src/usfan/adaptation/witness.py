@@ -33,12 +33,13 @@ from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.features import BackboneAlone, features_of
 from usfan.engine.runtime import Runtime
-from usfan.errors import ConfigError, UsfanError
+from usfan.errors import ConfigError, UsfanError, option
 from usfan.maths.cluster_mixture import CHUNK, centred_features
 from usfan.models.backbones import (
     OFFLINE_PACKAGES,
     PretrainedHead,
     create_backbone,
+    is_cached,
     offline_weights,
     probe_features,
     timm_classifier,
@@ -126,7 +127,7 @@ def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witn
     witness = load_witness(name, weights or "auto")
     if witness is None:
         raise ConfigError(
-            f"--witness {choice}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm"
+            f"{option('witness', choice)}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm"
         )
     return witness
 
@@ -167,11 +168,16 @@ def load_original(name: str, record: dict[str, str]) -> Witness | None:
     return witness
 
 
-def has_witness(architecture: dict[str, Any], summary: dict[str, Any]) -> bool:
+def has_witness(
+    architecture: dict[str, Any], summary: dict[str, Any], channels: int = 3
+) -> bool:
     """Whether `auto` will find a witness, judged by a model folder: quick, no network is built."""
-    if not came_pretrained(architecture):
+    if not came_pretrained(architecture) or channels != 3:
         return False
-    if architecture.get("pretrained") is not None and summary.get("tune") == "new":
+    record = architecture.get("pretrained") or {}
+    if record and summary.get("tune") == "new":
+        return True
+    if record.get("from") == "timm" and is_cached(architecture["backbone"]):
         return True
     return any(offline_weights(name) is not None for name in OFFLINE_PACKAGES)
 

@@ -229,9 +229,10 @@ class StudyOptions:
     ray: str | None = None
     """Run cells in parallel with Ray: the address of a cluster, or local."""
     backbone: str | None = None
-    """digits-cnn, lenet, dtn, cnn13, toy-mlp, or any timm model; by default resnet50, or the benchmark's own."""
+    """Any timm model, or digits-cnn, lenet, dtn, cnn13, toy-mlp; by default the benchmark's own, or the pretrained
+    network on this machine."""
     pretrained: str = TrainConfig.pretrained
-    """auto (weights of usfan[offline] if they fit, else none), none, offline, timm (download), or a weights file."""
+    """auto (weights on this machine), timm (download), offline, a weights file, or none (random weights)."""
     source_epochs: int | None = None
     """Epochs of the source training; set its other settings by --set source_NAME=VALUE."""
     guard: bool | None = None

@@ -21,7 +21,7 @@ from usfan.cli.ending import exit_code, keep_standard_handles, plain_warnings, s
 from usfan.cli.flags import describe
 from usfan.cli.parse import build_parser, overview, parse
 from usfan.cli.settings import call, how_to_continue, read_settings
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, naming_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if {"-h", "--help"} & set(words):
             print(build_parser(describe(COMMANDS[name])).format_help(), flush=True)
             return 0
-        with stoppable(), quiet_threads():
+        with naming_flags(), stoppable(), quiet_threads():
             settings = parse_settings(name, words[1:])
             with budget(settings.pop("budget", 1.0)):
                 call(describe(COMMANDS[name]), settings)

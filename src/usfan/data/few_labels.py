@@ -21,7 +21,7 @@ from usfan.data.labels import ClassNames, some
 from usfan.data.lists import absolute, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.errors import DataError
+from usfan.errors import DataError, option
 
 NONE = -1
 """Stands for an image without a label."""
@@ -99,7 +99,7 @@ def only_labelled(
     labelled = (table >= 0) & (table < len(classes) + open_set)
     if not bool(labelled.any()):
         raise DataError(
-            "no label is of a class of the model: pass --open-set to count the others"
+            f"no label is of a class of the model: pass {option('open_set', True)} to count the others"
         )
     part = data.subset(labelled)
     return part._with(labels=table[labelled], classes=tuple(classes), named=True)

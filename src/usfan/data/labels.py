@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from usfan.data.decoding.decode import one_line
-from usfan.errors import DataError
+from usfan.errors import DataError, option
 
 MAX_CLASSES = 2**20
 """Labels from here on are refused: one wrong number in a list would make a table of classes of that size."""
@@ -152,7 +152,7 @@ def match(
     if unknown and not open_set:
         raise DataError(
             f"{data_name} has {class_count(unknown)} that the model does not know: "
-            f"pass --open-set, or {hint}"
+            f"pass {option('open_set', True)}, or {hint}"
         )
     return matched
 

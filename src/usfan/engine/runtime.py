@@ -19,7 +19,7 @@ from torch import Tensor
 
 from usfan.config import RuntimeConfig, make_config
 from usfan.engine.processes import join_processes, process_count
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.maths.objectives import alone
 
 MALLOC_OPTIONS = {
@@ -106,7 +106,9 @@ def start_runtime(
         config = dataclasses.replace(config, device=str(device))
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
-        raise ConfigError("--device cuda: no CUDA device was found; use --device cpu or auto")
+        raise ConfigError(
+            f"{option('device', 'cuda')}: no CUDA device was found; use {option('device', 'cpu')}"
+        )
     kind = config.device
     if kind == "auto":
         kind = "cuda" if has_gpu else "cpu"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from usfan.errors import DataError
+from usfan.errors import DataError, option
 
 BINS = 15
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -85,7 +85,7 @@ def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if low < 0 or high >= probs.shape[1]:
         raise DataError(
             f"labels must lie in 0…{probs.shape[1] - 1}, got {low}…{high}: "
-            "with classes the model does not know, pass --open-set"
+            f"with classes the model does not know, pass {option('open_set', True)}"
         )
     return probs, labels
 

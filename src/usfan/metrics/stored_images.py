@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from usfan.budget import check_cost
-from usfan.errors import DataError, printable
+from usfan.errors import DataError, option, printable
 from usfan.files import MOST_JSON, Folder, read_in
 from usfan.metrics.image_table import image_tensors, made_here, target_labels
 from usfan.metrics.metrics import unknown_name
@@ -142,9 +142,7 @@ def read_image_table(
         return ImageTable(tensors, classes, [path_below(str(path), root) for path in paths])
     if made_here(folder, description.get("made")):
         return ImageTable(tensors, classes, [str(path) for path in paths])
-    reason = (
-        "this run was not made here: name the folder of its images with --root to show them"
-    )
+    reason = f"this run was not made here: name the folder of its images with {option('root')} to show them"
     return ImageTable(tensors, classes, None, reason)
 
 

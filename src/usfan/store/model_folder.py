@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
-from usfan.errors import ArtifactError, first_line, printable
+from usfan.errors import ArtifactError, first_line, option, printable
 from usfan.files import Folder, read_in, write_json, write_tensors, write_text
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import (
@@ -307,7 +307,7 @@ def wrap_again(config: ModelConfig, path: Path, module: nn.Module | None) -> Wra
     if module is None:
         raise ArtifactError(
             f"{path}: holds the tensors of your own module {architecture['module']!r}: give it again, "
-            "load(folder, module=…), or on the command line --module MODULE:FUNCTION"
+            f"{option('module', 'MODULE:FUNCTION')}"
         )
     example = torch.zeros(2, *config.spec.shape)
     with blaming(f"{path}/config.json: architecture"):

@@ -1,8 +1,8 @@
 """The model as one ONNX graph that describes itself: photographs in, labels and probabilities out.
 
-The graph takes uint8 RGB images N×H×W×3 of any size and does all that `predict` does with them: resizing, cropping,
-normalisation, the network, the posterior predictive, the unknown decision. Its metadata holds the class names, the
-input, the versions and a hash of the model.
+The graph takes uint8 images N×H×W×C of any size, RGB or grey as the network does. It does all that `predict` does
+with them: resizing, cropping, normalisation, the network, the posterior predictive, the unknown decision. Its metadata
+holds the class names, the input, the versions and a hash of the model.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OutputsGraph(nn.Module):
 
 
 class PhotographGraph(nn.Module):
-    """uint8 images B×H×W×3 → label B, probs B×K, posterior probs B×K, certainty B, unknown B."""
+    """uint8 images B×H×W×C → label B, probs B×K, posterior probs B×K, certainty B, unknown B."""
 
     def __init__(self, model: SourceModel) -> None:
         super().__init__()
@@ -82,8 +82,6 @@ class PhotographGraph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         spec = self.model.spec
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        if spec.channels == 1:
-            pixels = grey(pixels)
         outputs = self.outputs(centre(resized(pixels, spec.resize), spec.size))
         certainty = certainty_weights(outputs.posterior_probs)
         unknown = certainty > 2.0  # never
@@ -92,14 +90,6 @@ class PhotographGraph(nn.Module):
             unknown = rule.flag(outputs)
         label = outputs.logits.argmax(dim=1)
         return label, outputs.probs, outputs.posterior_probs, certainty, unknown
-
-
-def grey(pixels: Tensor) -> Tensor:
-    """B×3×H×W → B×1×H×W by the integer weights of Pillow's mode L."""
-    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).view(3, 1, 1)
-    products = pixels.to(torch.int32) * weights
-    whole = products.sum(dim=1, keepdim=True, dtype=torch.int32) + 0x8000
-    return torch.floor(whole.to(torch.float64) / 65536).to(torch.float32)
 
 
 def resized(pixels: Tensor, side: int) -> Tensor:
@@ -158,7 +148,7 @@ def trace(model: SourceModel) -> Any:
     sizes = {axis: torch.export.Dim(name, min=1, max=65_535) for axis, name in enumerate(dims)}
     return torch.onnx.export(
         PhotographGraph(model).eval(),
-        (torch.zeros(2, 40, 30, 3, dtype=torch.uint8),),
+        (torch.zeros(2, 40, 30, model.spec.channels, dtype=torch.uint8),),
         dynamo=True,
         verbose=False,
         input_names=["images"],
@@ -172,11 +162,12 @@ def metadata(model: SourceModel) -> dict[str, str]:
     from usfan import __version__
 
     spec = model.spec
+    colours = "grey" if spec.channels == 1 else "RGB"
     rule = getattr(model, "unknown_rule", None)
     tables = {
         "classes": list(model.classes),
         "input": {
-            "layout": "N×H×W×3, RGB, upright, any H and W, uint8",
+            "layout": f"N×H×W×{spec.channels}, {colours}, upright, any H and W, uint8",
             "resize": [spec.resize, spec.resize],
             "crop": [spec.size, spec.size],
             "mean": list(spec.mean),
@@ -216,8 +207,10 @@ def check_graph(model: SourceModel, session: Any) -> float:
     rng = np.random.default_rng(2)
     for height, width in PROBES:
         small = rng.integers(0, 256, (2, 9, 9, 3), dtype=np.uint8)  # smooth, as photographs are
-        enlarged = [Image.fromarray(image).resize((width, height)) for image in small]
-        photographs = np.stack([np.asarray(image) for image in enlarged])
+        mode = "L" if model.spec.channels == 1 else "RGB"
+        pictures = [Image.fromarray(image).convert(mode) for image in small]
+        enlarged = [np.asarray(picture.resize((width, height))) for picture in pictures]
+        photographs = np.stack(enlarged).reshape(2, height, width, -1)
         label, probs, _, certainty, unknown = session.run(None, {"images": photographs})
         expected = model.predict(photographs)
         for result, value in ((probs, expected.probs), (certainty, expected.weight)):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from usfan.config import WITHHELD
 from usfan.engine.runtime import Runtime
-from usfan.errors import ArtifactError, ConfigError, UsfanError, printable
+from usfan.errors import ArtifactError, ConfigError, UsfanError, option, printable
 from usfan.files import (
     MOST_YAML,
     Folder,
@@ -60,7 +60,7 @@ def lock_folder(folder: Folder) -> int:
         return folder.lock(".lock")
     except BlockingIOError:
         raise ConfigError(
-            f"{folder.path} is in use by another process: wait for it, or choose another --out"
+            f"{folder.path} is in use by another process: wait for it, or choose another {option('run')}"
         ) from None
 
 
@@ -151,7 +151,7 @@ class RunFolder:
             self.folder = self._exit.enter_context(Folder(self.path))
             return
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file: --out names a folder")
+            raise ConfigError(f"{self.path} is a file: {option('run')} names a folder")
         paths = (self.path / CONFIG, self.path / ".lock", self.path)
         new_paths = [path for path in paths if not path.exists()]
         must_be_writable(self.path)
@@ -170,7 +170,7 @@ class RunFolder:
         content = [name for name in self.folder.names() if not name.startswith(".")]
         if before is None and content and not resume:
             raise ConfigError(
-                f"{self.path} is not empty and is not a run folder: choose another --out"
+                f"{self.path} is not empty and is not a run folder: choose another {option('run')}"
             )
         if before is not None:
             self._check_same_run(before, resume)
@@ -184,16 +184,16 @@ class RunFolder:
 
     def _check_same_run(self, before: JsonTable, resume: bool) -> None:
         if not resume:
-            choice = "pass --resume, or another --out"
+            choice = f"pass {option('resume', True)}, or another {option('run')}"
             if self.command == "evaluate":
-                choice = "choose another --out"
+                choice = f"choose another {option('run')}"
             command = printable(before.get("command", "?"), 40)
             raise ConfigError(f"{self.path} already holds a run ({command}): {choice}")
         changes = differences(self.config, before)
         if changes:
             raise ConfigError(
                 f"{self.path} holds a run with other settings ({changes}): "
-                "leave these flags out to continue it, or choose another --out"
+                f"leave these settings out to continue it, or choose another {option('run')}"
             )
 
     def _undo(self) -> None:

@@ -19,8 +19,8 @@ from usfan.data.benchmarks.benchmark import Copy
 from usfan.data.benchmarks.catalogue import benchmark
 from usfan.data.benchmarks.layouts import check
 from usfan.data.benchmarks.own import own_domains
-from usfan.errors import ConfigError
-from usfan.models.backbones import offline_weights
+from usfan.errors import ConfigError, option
+from usfan.models.small_backbones import SMALL_BACKBONES
 
 PAPER = ("source-only", "shot-im", "shot-im-entropy", "shot", "u-sfan", "u-sfan+")
 """The methods that the paper compares: those of a study by default."""
@@ -83,7 +83,7 @@ def take_domains(name: str | None, settings: Settings) -> Copy:
     entry = benchmark(name)
     if root is None:
         raise ConfigError(
-            f"{entry.title}: pass --data ROOT; the data set is published at {entry.homepage}"
+            f"{entry.title}: pass {option('data', 'ROOT')}; the data set is published at {entry.homepage}"
         )
     classes = bool(settings.get("allow_classes", False))
     return check(entry, Path(root), allow_counts=counts, allow_classes=classes)
@@ -111,12 +111,8 @@ def check_settings(methods: Sequence[str], settings: Settings) -> None:
 
 def user_methods(source: Settings) -> tuple[str, ...]:
     """The methods for the user's domains by default: the paper's, and u-sfan++ if its witness is available."""
-    weights = source.get("pretrained", TrainConfig.pretrained)
-    if weights in ("auto", "offline"):
-        pretrained = offline_weights(source.get("backbone", TrainConfig.backbone)) is not None
-    else:
-        pretrained = weights != "none"
-    return (*PAPER, "u-sfan++") if pretrained else PAPER
+    is_random = source["backbone"] in SMALL_BACKBONES or source.get("pretrained") == "none"
+    return PAPER if is_random else (*PAPER, "u-sfan++")
 
 
 def take_pairs(settings: Settings, domains: Copy) -> tuple[Pair, ...]:

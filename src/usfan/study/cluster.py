@@ -23,7 +23,7 @@ import torch
 
 from usfan.config import RuntimeConfig, make_config
 from usfan.engine.runtime import keep_freed_memory, start_runtime
-from usfan.errors import ConfigError, UsfanError, printable
+from usfan.errors import ConfigError, UsfanError, option, printable
 from usfan.models.hub import answers
 from usfan.progress import console
 from usfan.study.results import Row
@@ -77,8 +77,8 @@ def start_tasks(ray: Any, study: Suite, missing: list[Cell]) -> dict[Any, Cell]:
         device = "cuda" if ray.cluster_resources().get("GPU", 0) > 0 else "cpu"
     cores = study.computing.cores
     share = study.computing.share if device == "cuda" else 0
-    check_resource(ray, "--threads", "CPU", cores)
-    check_resource(ray, "--device cuda: --share", "GPU", share)
+    check_resource(ray, option("threads"), "CPU", cores)
+    check_resource(ray, f"{option('device', 'cuda')}: {option('share')}", "GPU", share)
     remote = ray.remote(max_retries=RETRIES, num_cpus=cores, num_gpus=share)(work)
     text = json.dumps(description(study, device), default=str)
     models: dict[tuple[int, str], Any] = {}
@@ -116,7 +116,7 @@ def connected(address: str) -> Iterator[Any]:
         ray = importlib.import_module("ray")
     except ModuleNotFoundError:
         raise ConfigError(
-            "--ray needs Ray, which is not installed: pip install 'usfan[cluster]'"
+            f"{option('ray')} needs Ray, which is not installed: pip install 'usfan[cluster]'"
         ) from None
     if ray.is_initialized():
         yield ray
@@ -131,7 +131,7 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = printable(" ".join(str(error).split()), 300)
-        raise ConfigError(f"--ray {address}: cannot connect ({reason})") from None
+        raise ConfigError(f"{option('ray', address)}: cannot connect ({reason})") from None
     finally:  # Ray takes SIGTERM for itself
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
@@ -146,7 +146,7 @@ def check_address(address: str) -> None:
     scheme, _, place = address.rpartition("://")
     if address in (LOCAL, "auto") or scheme not in ("", "ray"):
         return
-    flag = f"--ray {printable(address, 80)}"
+    flag = option("ray", printable(address, 80))
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{flag}: write HOST:PORT, ray://HOST:PORT, auto or local")
@@ -189,7 +189,7 @@ def written_row(study: Suite, cell: Cell) -> Row:
     while not study.is_done(cell):
         if time.monotonic() > end:
             raise ConfigError(
-                f"{study.cell_path(cell)} was written by a worker and is not here: --out must be a folder "
+                f"{study.cell_path(cell)} was written by a worker and is not here: {option('out')} must be a folder "
                 "that all machines of the cluster share"
             )
         time.sleep(0.1)

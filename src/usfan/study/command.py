@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.engine.runtime import Runtime
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.store.run_folder import folder_lock
 from usfan.study.choices import Settings, take_methods, take_seeds
 
@@ -29,7 +29,7 @@ def reproduce(
     methods = take_methods(settings)
     if settings:
         raise ConfigError(
-            f"reproduce {name} without --data takes --methods, --seeds and --out only; got "
+            f"reproduce {name} without {option('data')} takes methods, seeds and out only; got "
             f"{', '.join(sorted(settings))}"
         )
     with folder_lock(out):

@@ -32,7 +32,7 @@ from usfan.data.cache import open_store
 from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
-from usfan.errors import ArtifactError, ConfigError
+from usfan.errors import ArtifactError, ConfigError, option
 from usfan.files import (
     Folder,
     append_line,
@@ -42,7 +42,8 @@ from usfan.files import (
     write_yaml,
 )
 from usfan.metrics.evaluate import score_outputs
-from usfan.models.backbones import create_backbone
+from usfan.models.backbones import choose_weights, create_backbone, default_backbone
+from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.progress import bar, console, say
 from usfan.report.page import write_report
 from usfan.store.model import AdaptedModel, SourceModel
@@ -123,6 +124,8 @@ class Suite:
         """A study of a named benchmark or, without a name, of the domains in the folder `data`."""
         settings = dict(settings)
         computing = take_computing(settings)
+        if name is None and not settings.get("backbone"):
+            settings["backbone"] = default_backbone(str(settings.get("pretrained") or "auto"))
         user_settings = dict(settings)
         if computing.threads is not None:
             user_settings["threads"] = computing.threads
@@ -138,8 +141,11 @@ class Suite:
         check_settings(methods, settings)
         if name is None:
             domains = fitting(domains, pairs, setting, allow_classes)
-        for pair in pairs:
-            domains.class_split(setting, *pair)
+        for source, target in pairs:
+            domains.class_split(setting, source, target)
+            train = {**domains.benchmark.recipe_for(source).train, **source_settings}
+            if train["backbone"] not in SMALL_BACKBONES:
+                choose_weights(train["backbone"], train.get("pretrained", "auto"))
         return cls(
             domains=domains,
             out=out,
@@ -222,7 +228,7 @@ class Suite:
                     changed.append(label + name)
         if changed:
             raise ConfigError(
-                f"{self.out} holds a study with other settings ({', '.join(changed)}): another --out?"
+                f"{self.out} holds a study with other settings ({', '.join(changed)}): another {option('out')}?"
             )
 
     def cells(self) -> Iterator[Cell]:

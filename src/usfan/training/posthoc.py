@@ -20,7 +20,7 @@ from usfan.data.sources import ImageData
 from usfan.data.views import InputSpec
 from usfan.engine.passes import engine_store, prepare
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError, DataError, printable
+from usfan.errors import ConfigError, DataError, option, printable
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
 from usfan.models.classifier import copy_module, example_of, guess_head, wrap_module
 from usfan.store.model import SourceModel, as_images
@@ -165,7 +165,7 @@ def check_weight_decay(settings: FitSettings, model: str) -> None:
     if settings.prior == "weight-decay" and not is_usable:
         what = "is not stored with" if decay is None else f"is {decay!r} for"
         raise ConfigError(
-            f"prior weight-decay: the weight decay of the training {what} {model}: give --weight-decay"
+            f"prior weight-decay: the weight decay of the training {what} {model}: give {option('weight_decay')}"
         )
 
 
@@ -214,7 +214,7 @@ def from_state_dict(path: str, backbone: str | None, head: str | None = None) ->
         raise ConfigError(f"{path}: neither a model folder nor a weights file")
     if backbone is None:
         raise ConfigError(
-            f"{path} is a weights file: say which network it belongs to, --backbone NAME"
+            f"{path} is a weights file: say which network it belongs to, {option('backbone', 'NAME')}"
         )
     state = read_state(file)
     with torch.device("meta"):

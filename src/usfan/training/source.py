@@ -22,10 +22,10 @@ from usfan.engine.loop import Batch, Loop, Progress
 from usfan.engine.passes import Feeder, engine_store, forward_store, prepare
 from usfan.engine.runtime import Runtime, permutation, seed_everything, start_runtime
 from usfan.engine.stage import Stage
-from usfan.errors import DataError
+from usfan.errors import DataError, option
 from usfan.maths.objectives import global_mean, smoothed_cross_entropy
 from usfan.maths.outputs import Outputs
-from usfan.models.backbones import Backbone, create_backbone
+from usfan.models.backbones import Backbone, create_backbone, default_backbone
 from usfan.models.classifier import LAYER_SETTINGS, Classifier
 from usfan.progress import say
 from usfan.store.model import SourceModel, as_images
@@ -66,7 +66,9 @@ def train_source(
     images = data if isinstance(data, Store) else as_images(data)
     classes = check_labelled(images)
     seed_everything(config.seed)
-    backbone = create_backbone(config.backbone, config.pretrained)
+    name = config.backbone or default_backbone(config.pretrained)
+    config = dataclasses.replace(config, backbone=name)
+    backbone = create_backbone(name, config.pretrained)
     config = resolve_defaults(config, backbone)
     spec = backbone.spec
     if config.augment is not None:
@@ -224,7 +226,7 @@ class Training:
         if done < config.epochs:
             say(
                 f"stopped after epoch {done} of {config.epochs}: no better on the held-out images for "
-                f"{config.patience} epochs; epoch {self.best.epoch} is kept (--patience 0 trains all)"
+                f"{config.patience} epochs; epoch {self.best.epoch} is kept ({option('patience', 0)} trains all)"
             )
         return {
             "epochs": done,

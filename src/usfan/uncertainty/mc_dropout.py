@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from usfan.config_checks import DROPOUT_RATES, between
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.uncertainty.base import FitSettings, Uncertainty
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class MCDropout(Uncertainty):
     ) -> float:
         if requested == 0:
             raise ConfigError(
-                "uncertainty mc-dropout needs dropout in training: leave --dropout 0 out, or give a rate"
+                f"uncertainty mc-dropout needs dropout in training: leave {option('dropout', 0)} out, or give a rate"
             )
         if not bottleneck:
             raise ConfigError(
-                "uncertainty mc-dropout: dropout stands after the bottleneck, and --bottleneck is 0"
+                "uncertainty mc-dropout: dropout stands after the bottleneck, and bottleneck is 0"
             )
         return requested or network or TRAINING_RATE
 

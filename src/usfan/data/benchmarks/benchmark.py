@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from usfan.config import TrainConfig
 from usfan.errors import ConfigError
 
 WHOLE = "all"
@@ -51,7 +50,7 @@ class Recipe:
     seeds: tuple[int, ...] = (2019, 2020, 2021)
 
 
-DEFAULTS = Recipe({"backbone": TrainConfig.backbone}, {})
+DEFAULTS = Recipe({}, {})
 """For a user's own domains."""
 
 

@@ -14,7 +14,7 @@ from usfan.data.benchmarks.benchmark import WHOLE, Benchmark, Copy, Domain
 from usfan.data.benchmarks.layouts import class_counts, class_folders
 from usfan.data.decoding.decode import is_image_name
 from usfan.data.labels import name_key, some
-from usfan.errors import DataError, printable
+from usfan.errors import DataError, option, printable
 
 EXPECTED = "expected ROOT/domain/class/*.jpg, with two or more domains"
 LONGEST = 60
@@ -97,11 +97,12 @@ def fitting(
         elif len(new) == len(target_classes):
             problem = "the two domains have no class in common"
         elif new and setting == "partial":
-            problem = (
-                f"the target has {some(new)} that the source lacks; --partial-set expects none"
-            )
+            problem = f"the target has {some(new)} that the source lacks; {option('partial_set', True)} expects none"
         elif not new and setting == "open":
-            problem = "the target has no class that the source lacks, as --open-set expects; see --pairs"
+            problem = (
+                f"the target has no class that the source lacks, as {option('open_set', True)} expects; "
+                f"see {option('pairs')}"
+            )
         if problem is not None:
             raise DataError(f"{printable(source, 80)}-{printable(target, 80)}: {problem}")
     return domains
@@ -120,8 +121,8 @@ def _closed(
         if lacking and not allow_classes:
             raise DataError(
                 f"{printable(name, 80)} lacks {len(lacking)} of the classes of the other domains "
-                f"({some(lacking)}): pass --allow-classes to run on the {len(common)} that all have, "
-                "or --partial-set or --open-set"
+                f"({some(lacking)}): pass {option('allow_classes', True)} to run on the {len(common)} that all have, "
+                f"or {option('partial_set', True)} or {option('open_set', True)}"
             )
     classes = tuple(name for name in domains.classes if name in common)
     return dataclasses.replace(

@@ -21,6 +21,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from usfan.data.decoding.process import HEADER, SECONDS
+from usfan.errors import option
 
 CHUNK = 16
 """Images per job."""
@@ -189,7 +190,9 @@ class _Process:
             fault = f"crashed {self.restarts} times, the last time on {path}"
             if not self.ready:
                 fault = "could not start"
-            raise OSError(f"a decoding process {fault}: {report} (--workers 0 does without)")
+            raise OSError(
+                f"a decoding process {fault}: {report} ({option('workers', 0)} does without)"
+            )
         self.start()
 
     def close(self) -> str:
