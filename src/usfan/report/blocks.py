@@ -87,3 +87,5 @@ class Section:
     intro: str = ""
     columns: int = 3
     """Blocks side by side on a wide screen."""
+    folded: bool = False
+    """Whether it opens only when its title is pressed."""

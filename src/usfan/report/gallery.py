@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ class Choice:
 def galleries(
     prefix: str,
     images: ImageTable,
+    choices: Sequence[Choice],
     most: int,
 ) -> list[Block]:
     """At most `most` images in each; empty galleries are left out."""
@@ -41,7 +43,7 @@ def galleries(
         return [Note(f"The galleries are left out: {images.no_paths_because}.")]
     weight = images.tensors["weight"].float()
     blocks: list[Block] = []
-    for choice in choices(images):
+    for choice in choices:
         positions = choice.mask.nonzero().flatten()
         count = min(most, len(positions))
         if count:
@@ -52,10 +54,24 @@ def galleries(
     return blocks
 
 
-def choices(images: ImageTable) -> list[Choice]:
-    """The galleries of a run, in their order on the page."""
-    everything = torch.ones(len(images), dtype=torch.bool)
-    known = everything if images.unknown is None else ~images.unknown
+def known_images(images: ImageTable) -> Tensor:
+    """N: the images that are not flagged as of a new class."""
+    if images.unknown is None:
+        return torch.ones(len(images), dtype=torch.bool)
+    return ~images.unknown
+
+
+def changed_images(images: ImageTable) -> list[Choice]:
+    if "before" not in images.predicted:
+        return []
+    changed = images.predicted["before"] != images.predicted["after"]
+    caption = "The prediction before adaptation → after it; the surest first. "
+    caption += f"{int(changed.sum()):,} of {len(images):,} predictions changed."
+    return [Choice("changed", "Changed predictions", caption, changed & known_images(images))]
+
+
+def sure_and_unsure_images(images: ImageTable) -> list[Choice]:
+    known = known_images(images)
     rows = [
         Choice("certain", "Most certain", f"The largest weights. {BELOW}", known),
         Choice("uncertain", "Most uncertain", f"The smallest weights. {BELOW}", known, False),
@@ -63,11 +79,6 @@ def choices(images: ImageTable) -> list[Choice]:
     if images.unknown is not None:
         caption = "Flagged as a class that the model does not know; the least certain first."
         rows.append(Choice("unknown", "Suspected unknown", caption, images.unknown, False))
-    if "before" in images.predicted:
-        changed = images.predicted["before"] != images.predicted["after"]
-        caption = "The prediction before adaptation → after it; the surest first. "
-        caption += f"{int(changed.sum()):,} of {len(images):,} predictions changed."
-        rows.append(Choice("changed", "Changed predictions", caption, changed & known))
     if images.labels is not None:
         certain = is_certain(images.tensors["posterior_after"].float())
         wrong = images.groups("after")["incorrect"] & known & certain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from usfan.report.formatting import is_number, mapping, number, percent, seconds
@@ -19,11 +20,12 @@ TILES = {
     "ece": "ECE, point estimate",
     "posterior_ece": "ECE, posterior",
 }
-VALIDATOR_TILES = {
-    "certain": "certain predictions",
-    "drift": "predictions changed",
-    "coverage": "classes predicted",
+VERDICTS = {
+    "better": ("good", "better", "The adapted model is better"),
+    "worse": ("warn", "worse", "The adapted model is worse"),
+    "unknown": ("warn", "not known", "Not known whether adapting helped"),
 }
+"""Of a verdict: its colour, its badge, and the headline of a run without labels."""
 GUARD_STATUS = {
     "adapted": ("good", "adapted"),
     "source": ("warn", "source model kept"),
@@ -45,7 +47,7 @@ class Overview:
 
 
 def overview(run: Run) -> Overview:
-    return Overview(headline(run), status(run), guard_reason(run), tiles(run), facts(run))
+    return Overview(headline(run), status(run), reason(run), tiles(run), facts(run))
 
 
 def kept_epoch(run: Run) -> int | None:
@@ -53,9 +55,14 @@ def kept_epoch(run: Run) -> int | None:
     return epoch if is_epoch(epoch) else None
 
 
-def guard_reason(run: Run) -> str:
-    reason = mapping(run.metrics.get("guard")).get("reason")
-    texts = [str(text) for text in (reason, run.metrics.get("warning")) if text]
+def guard_reason(run: Run) -> object:
+    return mapping(run.metrics.get("guard")).get("reason")
+
+
+def reason(run: Run) -> str:
+    """The sentence of the verdict, or of the guard in a run without one."""
+    sentence = mapping(run.metrics.get("verdict")).get("sentence", guard_reason(run))
+    texts = [str(text) for text in (sentence, run.metrics.get("warning")) if text]
     return ". Beware: ".join(texts)
 
 
@@ -66,27 +73,35 @@ def main_figure(run: Run) -> tuple[str, object, object]:
     return key, run.figures("before").get(key), after.get(key)
 
 
+def verdict(run: Run) -> tuple[str, str, str] | None:
+    return VERDICTS.get(str(mapping(run.metrics.get("verdict")).get("value")))
+
+
 def headline(run: Run) -> str:
-    """`Accuracy 40.8 % → 78.5 %`; without labels, the certain predictions."""
+    """`Accuracy 40.8 % → 78.5 %`; without labels of the target, the verdict."""
     key, before, after = main_figure(run)
     accuracy = run.metrics.get("accuracy", run.metrics.get("validation_accuracy"))
-    certain = mapping(run.metrics.get("validators")).get("certain")
+    words = verdict(run)
     text = KINDS.get(run.kind, "run")
     if is_number(before) and is_number(after):
         text = f"{TILES[key]} {percent(before)} → {percent(after)}"
-    elif is_number(certain):
-        text = f"{percent(100 * certain, 0)} of predictions certain"
+    elif words is not None:
+        text = words[2]
     elif is_number(accuracy):
         text = f"accuracy {percent(accuracy)}"
     return text[:1].upper() + text[1:]
 
 
 def status(run: Run) -> tuple[str, str]:
-    """The guard's decision, unless labels or the predictions say that it did no good."""
+    """The verdict, or the guard's decision in a run without one, unless labels or the predictions say that adapting did
+    no good."""
     guard = mapping(run.metrics.get("guard"))
     _, before, after = main_figure(run)
     if is_number(before) and is_number(after) and after < before - 1:
         return "warn", "below the source model"
+    words = verdict(run)
+    if words is not None:
+        return words[0], words[1]
     if guard.get("on") is False:
         return "plain", "last iterate, guard off"
     if mapping(run.metrics.get("validators")).get("drift") == 0:
@@ -96,20 +111,55 @@ def status(run: Run) -> tuple[str, str]:
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
-    """The main figures: with labels, those before and after; and what the validators say."""
-    tiles = []
+    """The main figures before and after: by the target's labels, by those that the user gave, or estimated."""
     before = run.figures("before")
     after = run.figures("after")
+    tiles = []
     for key, label in TILES.items():
         if is_number(after.get(key)):
             detail = f"{percent(before[key])} before" if is_number(before.get(key)) else ""
             tiles.append((label, percent(after[key]), detail))
-    validators = mapping(run.metrics.get("validators"))
-    for key, label in VALIDATOR_TILES.items():
-        value = validators.get(key)
-        if is_number(value):
-            tiles.append((label, percent(100 * value, 0), ""))
+    if not tiles:
+        tiles = labelled_tiles(run) or estimate_tiles(run)
+    changed = mapping(run.metrics.get("validators")).get("drift")
+    if is_number(changed):
+        tiles.append(("predictions changed", percent(100 * changed, 0), ""))
     return tiles
+
+
+def labelled_tiles(run: Run) -> list[tuple[str, str, str]]:
+    """Accuracy of both models by the user's labels."""
+    labelled = mapping(run.metrics.get("labelled"))
+    labels = f"by {number(labelled.get('number'))} labels"
+    tiles = []
+    for model in ("source", "adapted"):
+        accuracy = mapping(labelled.get(model))
+        if is_number(accuracy.get("value")):
+            tiles.append((f"accuracy, {model} model, {labels}", *with_interval(accuracy)))
+    return tiles
+
+
+def estimate_tiles(run: Run) -> list[tuple[str, str, str]]:
+    """Accuracy as estimated without labels, or why it cannot be told."""
+    estimates = mapping(run.metrics.get("estimated_accuracy"))
+    tiles = []
+    for when in ("before", "after"):
+        estimate = mapping(estimates.get(when))
+        label = f"estimated accuracy {when}"
+        if is_number(estimate.get("value")):
+            tiles.append((label, *with_interval(estimate)))
+        elif when in estimates:
+            why = estimate.get("reason", estimates.get("reason", ""))
+            tiles.append((label, "not known", str(why)))
+    return tiles
+
+
+def with_interval(figure: Mapping[str, object]) -> tuple[str, str]:
+    """`45.0 %`, and `32 to 58 %`."""
+    low, high = figure.get("low"), figure.get("high")
+    if not (is_number(low) and is_number(high)):
+        return percent(figure["value"], 0), ""
+    return percent(figure["value"], 0), f"{low:.0f} to {percent(high, 0)}"
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
@@ -125,6 +175,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     values = {
         "method": settings.get("method", metrics.get("method")),
         "classes of the target": setting,
+        "guard": None if verdict(run) is None else guard_reason(run),
         "source model": settings.get("source", settings.get("model")),
         "data": settings.get("data"),
         "images": number(metrics.get("images")),

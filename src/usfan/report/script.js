@@ -58,8 +58,19 @@
     }
   }
 
+  function unfold() { // a link may lead into a folded section
+    const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const details = part?.closest("details") ?? part?.querySelector("details");
+    if (details) details.open = true;
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
     setTheme(first);
+    unfold();
+    addEventListener("hashchange", unfold);
+    addEventListener("beforeprint", () => {
+      for (const details of document.querySelectorAll("details")) details.open = true;
+    });
     document.getElementById("theme").addEventListener("click", () => {
       const now = root.dataset.theme ?? "automatic";
       setTheme(themes[(themes.indexOf(now) + 1) % themes.length]);

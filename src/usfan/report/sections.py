@@ -12,7 +12,7 @@ from usfan.report.charts import (
     training_charts,
     uncertainty_charts,
 )
-from usfan.report.gallery import galleries
+from usfan.report.gallery import changed_images, galleries, sure_and_unsure_images
 from usfan.report.glossary import glossary_table
 from usfan.report.overview import Overview, overview
 from usfan.report.run import Run
@@ -26,11 +26,22 @@ from usfan.report.tables import (
 
 TRAINING = (
     "Losses, rates, and figures that judge each iterate without labels; epoch 0 is the source model. "
-    "A dashed line marks the epoch that was kept."
+    "A dashed line marks the epoch that was kept. A figure that rises and then falls says: try fewer epochs."
 )
-ENTROPIES = "Entropy of each prediction: filled, of the posterior predictive; dashed, of the point estimate."
-CALIBRATION = "Does a confidence of 80 % mean right in 80 of 100 cases?"
-MAPS = "Both on the two main axes of the adapted features, each at its own scale; the colour is the predicted class."
+ENTROPIES = (
+    "Entropy of each prediction: filled, of the posterior predictive; dashed, of the point estimate. Adapting makes a "
+    "model surer, right or wrong: a low entropy alone is no reason to deploy it."
+)
+CALIBRATION = (
+    "Does a confidence of 80 % mean right in 80 of 100 cases? If dots lie below the line, the model is too sure: choose "
+    "thresholds on its confidence with labelled images."
+)
+MAPS = (
+    "Both on the two main axes of the adapted features, each at its own scale; the colour is the predicted class. If one "
+    "group has two colours, or two groups have one, look at its images."
+)
+CHANGES = "Whether adapting helped is decided by these images alone. If most of them look wrong, keep the source model."
+CLASSES = "Look at the images of classes that gained or lost many predictions."
 NO_LABELS = "The images have no labels, so accuracy, calibration and confusions are left out."
 
 
@@ -52,16 +63,18 @@ def run_part(
 ) -> RunPart:
     """At most `points` images on a map, and `thumbnails` images in a gallery."""
     figures: list[Block] = []
-    if run.kind != "adapt":
+    is_adaptation = run.kind == "adapt"
+    if not is_adaptation:
         figures += metrics_tables(id, run.metrics)
-    sections = [
-        Section(f"{id}-part-figures", "Figures", figures),
-        Section(f"{id}-part-training", "Training", training_charts(id, run), TRAINING),
-    ]
+    training = training_charts(id, run)
+    sections = [Section(f"{id}-part-figures", "Figures", figures)]
     if run.images is not None:
         sections += image_sections(id, run, run.images, points, thumbnails)
-    sections.append(Section(f"{id}-part-settings", "Settings", settings_table(id, run)))
-    sections.append(Section(f"{id}-part-glossary", "Glossary", glossary_table(id, run)))
+    sections += [
+        Section(f"{id}-part-training", "Training", training, TRAINING, folded=is_adaptation),
+        Section(f"{id}-part-settings", "Settings", settings_table(id, run), folded=True),
+        Section(f"{id}-part-glossary", "Glossary", glossary_table(id, run), folded=True),
+    ]
     return RunPart(id, run, overview(run), [section for section in sections if section.blocks])
 
 
@@ -78,13 +91,24 @@ def image_sections(
         calibration = [Note(NO_LABELS)]
     maps = map_blocks(id, images, points)
     classes = [class_table(id, run, images), *confusion_table(id, images)]
-    pictures = galleries(id, images, thumbnails)
+    changes: list[Block] = []
+    if images.paths is not None:
+        changes = galleries(id, images, changed_images(images), thumbnails)
+    pictures = galleries(id, images, sure_and_unsure_images(images), thumbnails)
     return [
-        Section(f"{id}-part-uncertainty", "Uncertainty", uncertainty, ENTROPIES, 2),
-        Section(
-            f"{id}-part-calibration", "Accuracy and calibration", calibration, CALIBRATION, 2
-        ),
-        Section(f"{id}-part-map", "Map of the features", maps, MAPS, 2),
-        Section(f"{id}-part-classes", "Classes", classes, columns=2),
+        Section(f"{id}-part-changes", "Changes", changes, CHANGES),
+        Section(f"{id}-part-classes", "Classes", classes, CLASSES, 2),
         Section(f"{id}-part-images", "Images", pictures, columns=2),
+        Section(
+            f"{id}-part-calibration",
+            "Accuracy and calibration",
+            calibration,
+            CALIBRATION,
+            2,
+            folded=True,
+        ),
+        Section(
+            f"{id}-part-uncertainty", "Uncertainty", uncertainty, ENTROPIES, 2, folded=True
+        ),
+        Section(f"{id}-part-map", "Map of the features", maps, MAPS, 2, folded=True),
     ]
