@@ -66,6 +66,10 @@ def write_images(folder: Path, N: int, most: int = 24) -> list[str]:
     return [paths[i % len(paths)] for i in range(N)]
 
 
+NEXT = "to be sure, label 14 images: usfan label RUN"
+ESTIMATE = {"value": 45.0, "low": 32.0, "high": 58.0}
+
+
 def write_adapt_run(
     path: Path,
     N: int = 240,
@@ -116,6 +120,8 @@ def write_adapt_run(
         metrics: dict[str, Any] = {
             "method": plan.config.method, "epochs": EPOCHS, "kept_epoch": 4, "seconds": 73.2, "images": N, "skipped": 0,
             "guard": {"on": True, "kept": "adapted", "kept_epoch": 4, "reason": f"kept epoch 4 of {EPOCHS}"},
+            "verdict": {"value": "better", "sentence": "The adapted model is better.", "next": NEXT},
+            "estimated_accuracy": {"before": ESTIMATE, "after": None, "reason": "names are in doubt"},
             "validators": epochs[4], "validators_by_epoch": [{"epoch": i, **e} for i, e in enumerate(epochs)],
         }  # fmt: skip
         if labels:

@@ -68,7 +68,7 @@ def test_changed_predictions_are_shown_before_and_after(tmp_path):
 def test_nothing_changed_is_not_green(tmp_path):
     run = write_adapt_run(tmp_path / "run", N=60)
     (badge,) = page_of(run).all("span", "status")
-    assert (badge.text, "good" in badge.attributes["class"]) == ("adapted", True)
+    assert (badge.text, "good" in badge.attributes["class"]) == ("better", True)
     validators = json.loads((run / "metrics.json").read_text())["validators"]
     run = with_metrics(run, validators=validators | {"drift": 0.0})
     (badge,) = page_of(run).all("span", "status")

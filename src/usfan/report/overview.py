@@ -60,10 +60,14 @@ def guard_reason(run: Run) -> object:
 
 
 def reason(run: Run) -> str:
-    """The sentence of the verdict, or of the guard in a run without one."""
-    sentence = mapping(run.metrics.get("verdict")).get("sentence", guard_reason(run))
-    texts = [str(text) for text in (sentence, run.metrics.get("warning")) if text]
-    return ". Beware: ".join(texts)
+    """The sentence of the verdict and the next step, or the guard's sentence in a run without a verdict."""
+    verdict = mapping(run.metrics.get("verdict"))
+    sentence = str(verdict.get("sentence", guard_reason(run) or ""))
+    following = str(verdict.get("next", "")).replace("RUN", run.name)
+    if following:
+        sentence = f"{sentence} {following[:1].upper()}{following[1:]}."
+    warning = run.metrics.get("warning")
+    return f"{sentence} Beware: {warning}" if warning else sentence
 
 
 def main_figure(run: Run) -> tuple[str, object, object]:
@@ -99,13 +103,13 @@ def status(run: Run) -> tuple[str, str]:
     _, before, after = main_figure(run)
     if is_number(before) and is_number(after) and after < before - 1:
         return "warn", "below the source model"
+    if mapping(run.metrics.get("validators")).get("drift") == 0:
+        return "plain", "no prediction changed"
     words = verdict(run)
     if words is not None:
         return words[0], words[1]
     if guard.get("on") is False:
         return "plain", "last iterate, guard off"
-    if mapping(run.metrics.get("validators")).get("drift") == 0:
-        return "plain", "no prediction changed"
     plain = ("plain", KINDS.get(run.kind, "run"))
     return GUARD_STATUS.get(str(guard.get("kept")), plain)
 

@@ -33,12 +33,12 @@ ENTROPIES = (
     "model surer, right or wrong: a low entropy alone is no reason to deploy it."
 )
 CALIBRATION = (
-    "Does a confidence of 80 % mean right in 80 of 100 cases? If dots lie below the line, the model is too sure: choose "
-    "thresholds on its confidence with labelled images."
+    "Does a confidence of 80 % mean right in 80 of 100 cases? If dots lie below the line, the model is too sure: "
+    "choose thresholds on its confidence with labelled images."
 )
 MAPS = (
-    "Both on the two main axes of the adapted features, each at its own scale; the colour is the predicted class. If one "
-    "group has two colours, or two groups have one, look at its images."
+    "Both on the two main axes of the adapted features, each at its own scale; the colour is the predicted class. If "
+    "one group has two colours, or two groups have one, look at its images."
 )
 CHANGES = "Whether adapting helped is decided by these images alone. If most of them look wrong, keep the source model."
 CLASSES = "Look at the images of classes that gained or lost many predictions."
@@ -96,7 +96,7 @@ def image_sections(
         changes = galleries(id, images, changed_images(images), thumbnails)
     pictures = galleries(id, images, sure_and_unsure_images(images), thumbnails)
     return [
-        Section(f"{id}-part-changes", "Changes", changes, CHANGES),
+        Section(f"{id}-part-changes", "Changes", changes, CHANGES, 1),
         Section(f"{id}-part-classes", "Classes", classes, CLASSES, 2),
         Section(f"{id}-part-images", "Images", pictures, columns=2),
         Section(
