@@ -597,31 +597,6 @@ def uncertainty_table() -> str:
     )
 
 
-def label_first_table() -> str:
-    """Tasks in columns, means over the seeds; the last row is the gain of the choice."""
-    rows = [
-        row
-        for name in ("office31", "digits")
-        for row in load(f"label-first-{name}.json")["rows"]
-    ]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    names = {
-        "source": "source model",
-        "adapted": "adapted, no labels",
-        "random": "random labels",
-    }
-    names["label_first"] = "labels by `label_first`"
-
-    def mean(task: str, name: str) -> float:
-        return statistics.fmean(row[name] for row in rows if row["task"] == task)
-
-    lines = [
-        [title, *(f"{mean(task, name):.1f}" for task in tasks)] for name, title in names.items()
-    ]
-    gains = [f"{mean(task, 'label_first') - mean(task, 'random'):+.1f}" for task in tasks]
-    return markdown(["", *tasks], [*lines, ["`label_first` over random", *gains]])
-
-
 SITUATIONS = {
     "all": "all 31 classes",
     "partial": "10 of 31",
@@ -941,7 +916,6 @@ TABLES = {
     ),
     "guard-summary": guard_summary_table,
     "uncertainty": uncertainty_table,
-    "label-first": label_first_table,
     "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
     "uncertainties-open": functools.partial(uncertainties_table, "open"),
     "several-office31": functools.partial(several_sources_table, "office31", "u-sfan++"),

@@ -163,7 +163,7 @@ def test_resuming_with_other_settings_shows_both_values(refused, model, folder, 
     ):
         line = refused(*again, *flags)
         assert words in line, flags
-        assert "leave these flags out" in line
+        assert "leave these settings out" in line
     assert f"(data {folder}, not {folder / 'class-0'})" in refused(
         "adapt", model, folder / "class-0", "--resume", "--out", out
     )
@@ -209,15 +209,14 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
         else "the source model, after a try with"
     )
     assert lines[0] == f"{out}: {kept} u-sfan"
-    assert lines[1] == f"guard: {metrics['guard']['reason']}"
-    assert re.match(
-        r"estimated accuracy, without labels: \d+ % \(\d+ to \d+\), if no image", lines[2]
-    )
-    assert lines[3].startswith("classes of the target: ")
-    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[4])
-    assert lines[5] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
-    assert lines[6] == f"      usfan report {out}"
-    assert len(lines) == 7
+    assert lines[1].startswith(f"verdict: {metrics['verdict']['sentence']}")
+    assert lines[2] == f"guard: {metrics['guard']['reason']}"
+    assert lines[3].startswith("estimated accuracy, without labels: ")
+    assert lines[4].startswith("classes of the target: ")
+    assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[5])
+    assert lines[6] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
+    assert lines[7] == f"      usfan report {out}"
+    assert len(lines) == 8
 
 
 def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(

@@ -54,7 +54,7 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     load(ROOT / "docs" / "examples" / "make_photos.py").make_photos(root / "photos", 4)
     with contextlib.chdir(root):
-        train = "train photos/studio --out runs/studio --backbone digits-cnn"
+        train = "train photos/studio --out runs/studio --backbone dtn"
         for line in (train, "adapt runs/studio photos/street --out runs/street"):
             RUNNER.run_here(RUNNER.small_command(line.split(" ")))
     (root / "docs").symlink_to(ROOT / "docs")
@@ -99,7 +99,7 @@ def test_commands_that_need_more_are_valid(page):
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_a_page_runs(page, world, tmp_path, monkeypatch):
-    backbone = None if page.name in REAL else "digits-cnn"
+    backbone = None if page.name in REAL else "dtn"
     shutil.copytree(world, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(digits, "load_mnist5k", few_of(digits.load_mnist5k))

@@ -155,7 +155,7 @@ def test_short_reprs(target):
         "SourceModel(network digits-cnn; classes 3: a, b|c, <d>; input 1×28×28; posterior of 60 images, "
         f"prior precision {source.posterior.prior_precision:.3g})"
     )
-    assert repr(target).startswith("AdaptedModel(method u-sfan; result ")
+    assert repr(target).startswith("AdaptedModel(method u-sfan; verdict ")
     assert len(repr(target)) < 300
     assert "&lt;d&gt;" in target._repr_html_()
     assert "<d>" not in target._repr_html_()

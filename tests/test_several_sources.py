@@ -205,7 +205,7 @@ def test_exported(tmp_path):
         "b|c",
         "<d>",
     ]
-    photographs = torch.randint(256, (4, 28, 28, 3), dtype=torch.uint8).numpy()
+    photographs = torch.randint(256, (4, 28, 28, 1), dtype=torch.uint8).numpy()
     probs, certainty = session.run(["probs", "certainty"], {"images": photographs})
     wanted = mixture.predict(photographs)
     np.testing.assert_allclose(probs, wanted.probs, rtol=0, atol=1e-3)

@@ -167,7 +167,7 @@ def test_evaluate_and_predict_with_another(models, data, tmp_path, capsys):
         ),
         (
             ("train", "SOURCE", "--uncertainty", "mc-dropout", "--bottleneck", 0),
-            "and --bottleneck is 0",
+            "and bottleneck is 0",
         ),
         (("train", "SOURCE", "--uncertainty", "ensembles"), "did you mean ensemble?"),
         (("train", "SOURCE", "--members", 1), "members must lie between 2 and 64; got 1"),

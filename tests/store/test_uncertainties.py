@@ -184,7 +184,7 @@ def test_exported(kind, tmp_path):
     assert export_onnx(model, path) < 1e-3
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map["uncertainty"] == kind
-    photographs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 3), dtype=np.uint8)
+    photographs = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8)
     found = session.run(["certainty"], {"images": photographs})[0]
     wanted = model.predict(photographs).weight
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3)

@@ -265,7 +265,7 @@ def test_cells_of_other_defaults_are_not_mixed_with_new_ones(digits, tmp_path, c
         not in {
             k: v
             for k, v in row["settings"].items()
-            if k not in ("prior", "damping", "dropout_rate")
+            if k not in ("prior", "damping", "curvature", "weight_decay", "dropout_rate")
         }.values()
     )
     study = json.loads((out / "study.json").read_text())

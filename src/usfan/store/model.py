@@ -273,13 +273,9 @@ class AdaptedModel(SourceModel):
 
     def facts(self) -> dict[str, str]:
         facts = {"method": self.method}
-        for name, key, text in (
-            ("verdict", "verdict", "sentence"),
-            ("result", "guard", "reason"),
-        ):
-            value = (self.history.get(key) or {}).get(text)
-            if value:
-                facts[name] = str(value)
+        verdict = self.history.get("verdict")
+        if verdict:
+            facts["verdict"] = str(verdict["sentence"])
         return facts | super().facts()
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:
