@@ -23,6 +23,7 @@ from usfan.adaptation.estimate import estimate_accuracy
 from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
+from usfan.adaptation.label_evidence import LabelEvidence
 from usfan.adaptation.naming import name_target
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.schedule import Schedule
@@ -56,7 +57,14 @@ log = logging.getLogger(__name__)
 
 IMAGES = "the images themselves"
 """The judge of a network from scratch."""
-NOT_IN_SUMMARY = ("records", "validators", "guard", "estimated_accuracy", "verdict")
+NOT_IN_SUMMARY = (
+    "records",
+    "validators",
+    "guard",
+    "estimated_accuracy",
+    "verdict",
+    "labelled",
+)
 
 
 def run(
@@ -76,6 +84,7 @@ class Adaptation:
     guide: Guidance
     loop: Loop
     replay: Stepper | None
+    evidence: LabelEvidence
 
     def __init__(
         self,
@@ -173,6 +182,16 @@ class Adaptation:
         """The target as the model that is kept sees it, and the guard's decision."""
         after = self.train(before, self.resume())
         decision = self.guard.finish()
+        self.evidence = LabelEvidence()
+        if not self.guard.collapsed:
+            self.evidence = LabelEvidence.of(
+                self.predictions(before),
+                self.predictions(after),
+                self.inputs.judge_labels,
+                self.naming,
+            )
+            if self.guard.enabled:
+                decision = self.evidence.follow(decision, self.guard.latest)
         if decision.epoch != self.guard.latest:
             state = self.guard.state if decision.epoch else self.source_state
             self.classifier.load_state_dict(state)
@@ -483,7 +502,9 @@ class Adaptation:
             rejects=self.guide.rejects,
         )
         judged = self.guard.score_of(decision.candidate)
-        verdict = verdict_of(judged, estimate, classes=len(self.source.classes))
+        verdict = verdict_of(
+            judged, estimate, self.evidence.judgement, classes=len(self.source.classes)
+        )
         return {
             "method": config.method,
             "epochs": self.schedule.epochs,
@@ -493,6 +514,7 @@ class Adaptation:
             "setting": config.setting,
             "doubt": None if doubt is None else round(doubt, 4),
             "verdict": verdict.to_dict(),
+            "labelled": self.evidence.to_dict(),
             "guard": {
                 "on": config.guard,
                 **dataclasses.asdict(decision),

@@ -75,6 +75,8 @@ def measured_verdict(judgement: Judgement) -> Verdict:
     """What answers about random images say."""
     decision = judgement.decision
     answers = f"{judgement.answers} label{'s' * (judgement.answers != 1)}"
+    if judgement.held_out:
+        answers += ", each held out in turn"
     figures = (
         f"{range_text(judgement.source)} right before, {range_text(judgement.adapted)} after"
     )
@@ -85,8 +87,8 @@ def measured_verdict(judgement: Judgement) -> Verdict:
     if decision.value == "no difference":
         sentence = f"There is no difference worth having, by {answers}: {figures}."
         return Verdict("unknown", sentence)
-    sentence = f"{answers} do not decide yet which model is better: {figures}."
-    return Verdict("unknown", sentence, f"{ask(decision.more)}")
+    sentence = f"It is not decided yet which model is better, by {answers}: {figures}."
+    return Verdict("unknown", sentence, ask(decision.more))
 
 
 def ask(count: int) -> str:

@@ -197,9 +197,9 @@ def say_adapted(
     )
     say(f"verdict: {Verdict(**history['verdict']).in_folder(shlex.quote(out))}")
     say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
-    say(
-        f"estimated accuracy, without labels: {describe_estimate(history['estimated_accuracy'])}"
-    )
+    if not history.get("labelled"):  # else the verdict has measured figures
+        estimate = describe_estimate(history["estimated_accuracy"])
+        say(f"estimated accuracy, without labels: {estimate}")
     classes = history.get("classes")
     if classes:
         say(f"classes of the target: {classes['setting']} set; {classes['reason']}")

@@ -36,6 +36,13 @@ class Judgement:
     adapted: Interval
     answers: int
     """Images that count."""
+    held_out: bool = False
+    """Whether the adapted model learned from these images, each held out in turn."""
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the adapted model minus that of the source model."""
+        return self.adapted.value - self.source.value
 
 
 def judge(before: Tensor, after: Tensor, answers: Tensor) -> Judgement:

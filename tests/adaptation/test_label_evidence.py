@@ -1,0 +1,87 @@
+"""Labels of the user decide which model is kept, and what the verdict says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from spying import squares
+
+import usfan
+from usfan.adaptation.guard import GuardDecision
+from usfan.adaptation.label_evidence import LabelEvidence
+from usfan.maths.agreement import Interval
+from usfan.maths.decision import Decision
+from usfan.maths.judgement import Judgement
+
+QUICK = {"epochs": 2, "batch_size": 8, "progress": False}
+GUARD = {
+    kept: GuardDecision(kept, 5 if kept == "adapted" else 0, "by the images", 5)
+    for kept in ("adapted", "source", "undecided")
+}
+
+
+def says(value: str, gain: float, *, held_out: bool = False) -> Judgement:
+    decision = Decision(value, Interval(gain, gain - 0.1, gain + 0.1), 20, 5)
+    source = Interval(0.5, 0.4, 0.6)
+    adapted = Interval(0.5 + gain, 0.4 + gain, 0.6 + gain)
+    return Judgement(decision, source, adapted, 20, held_out)
+
+
+@pytest.mark.parametrize("kept", list(GUARD))
+@pytest.mark.parametrize(
+    ("judged", "learned", "expected"),
+    [
+        (None, None, None),
+        (says("better", 0.2), None, "adapted"),
+        (says("worse", -0.2), None, "source"),
+        (says("not yet", 0.1), None, None),
+        (says("no difference", 0.0), None, None),
+        (None, says("not yet", 0.1, held_out=True), "adapted"),
+        (None, says("not yet", -0.1, held_out=True), None),
+        (None, says("worse", -0.3, held_out=True), "source"),
+        (says("worse", -0.2), says("better", 0.2, held_out=True), "source"),
+        (says("not yet", -0.1), says("better", 0.2, held_out=True), "adapted"),
+    ],
+)
+def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected):
+    evidence = LabelEvidence(judged, learned)
+    decision = evidence.follow(GUARD[kept], latest=5)
+    if expected in (None, kept):
+        assert decision == GUARD[kept]
+        return
+    assert decision.kept == expected
+    assert decision.epoch == (5 if expected == "adapted" else 0)
+    assert decision.reason.startswith("your labels decide")
+
+
+def test_random_labels_reverse_the_guard_and_give_the_verdict(source, tmp_path):
+    """The answers say that the source model is right about every image that changed, or always wrong."""
+    data = squares()
+    free = usfan.adapt(source, data, "shot", lr=0.5, guard=False, **QUICK)
+    first, last = free.passes.path[0], free.passes.path[-1]
+    assert int((first != last).sum()) > 3
+    for predictions, kept in ((first, "source"), (last, "adapted")):
+        answers = tmp_path / f"{kept}.csv"
+        rows = [f"{i},{source.classes[int(k)]},judge" for i, k in enumerate(predictions)]
+        answers.write_text("\n".join(["path,label,question", *rows]))
+        model = usfan.adapt(source, data, "shot", lr=0.5, labels=answers, **QUICK)
+        assert model.history["guard"]["kept"] == kept
+        assert model.history["verdict"]["value"] == {"source": "worse"}.get(kept, "better")
+        labelled = model.history["labelled"]
+        best = {"source": "source", "adapted": "adapted"}[kept]
+        assert labelled["from"] == "judge"
+        assert labelled[best]["value"] == 100.0
+        assert torch.equal(
+            model.passes.after.logits.argmax(1).cpu(), predictions.long().cpu()
+        )
+
+
+def test_labels_that_taught_are_held_out_in_turn(source):
+    data = squares()
+    labels = {i: source.classes[i % len(source.classes)] for i in range(12)}
+    model = usfan.adapt(source, data, "shot", labels=labels, **QUICK)
+    labelled = model.history["labelled"]
+    assert labelled["number"] == 12
+    assert labelled["from"] == "name"
+    low, value, high = (labelled["adapted"][name] for name in ("low", "value", "high"))
+    assert 0 <= low <= value <= high <= 100
