@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.adaptation.forecast import FORECAST_IMAGES, describe_plan
+from usfan.adaptation.forecast import describe_plan
 from usfan.adaptation.inputs import prepare
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
 from usfan.adaptation.run import run as run_adaptation
 from usfan.adaptation.several import mix_adapted, passes_of, with_passes
+from usfan.adaptation.tune import MEASURED_IMAGES
 from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
@@ -94,7 +95,7 @@ def describe(
     check_sources(sources, runtime)
     source = sources[0]
     plan = make_plan(source, settings)
-    few = data.without_labels().subset(range(min(FORECAST_IMAGES, len(data))))
+    few = data.without_labels().subset(range(min(MEASURED_IMAGES, len(data))))
     started = time.perf_counter()
     images = engine_store(few, source.spec, runtime)
     decoding_seconds = time.perf_counter() - started

@@ -156,6 +156,18 @@ def test_the_models_own_backbone_is_the_witness(source):
     assert model.history["tune"]["tune"] == "new"
 
 
+def test_on_a_cpu_the_backbone_stays_frozen_and_the_reason_says_what_training_it_costs(
+    source, monkeypatch
+):
+    monkeypatch.setattr("usfan.adaptation.tune.FITTING_BACKBONE", 1.1)
+    monkeypatch.setattr("usfan.adaptation.tune.MOVING_BACKBONE_IMAGES", 1)
+    model = usfan.adapt(source, squares(), device="cpu", **TINY)
+    tune = model.history["tune"]
+    assert tune["tune"] == "new"
+    assert "would take about" in tune["reason"]
+    assert 'tune="all"' in tune["reason"]
+
+
 def test_the_judge_is_not_the_network_that_was_trained_on(source):
     used = {source.architecture["pretrained"]["hash"]}
     judge = choose_judge(source, used, backbone_hash(source))

@@ -5,30 +5,20 @@ Seconds are those of a few images through the network, times the number of image
 
 from __future__ import annotations
 
-import copy
-import time
-
-import torch
-
 from usfan.adaptation.plan import Plan
 from usfan.adaptation.schedule import Schedule
+from usfan.adaptation.tune import full_training, seconds_per_image
 from usfan.data.store import Store
-from usfan.engine.passes import forward_store
-from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
 from usfan.store.model import SourceModel
 
-FORECAST_IMAGES = 16
-"""Images whose time is measured."""
-BACKWARD = 2.0
-"""Time of a backward pass, in forward passes."""
 HEAD_STEP = 4e-3
 """Seconds of a step that trains only the layers after the backbone, on a CPU."""
 
 SETTING_RULE = "estimated from the images: which of the model's classes occur, and whether there are new ones"
 TUNE_RULE = (
     "new (the layers after the backbone) if the source model explains at least half of the target's structure or "
-    "there are few images per class; else all"
+    "there are few images per class, or on a CPU; else all"
 )
 
 
@@ -37,7 +27,7 @@ def describe_plan(
 ) -> list[str]:
     """Lines about the method, the classes, the trained parameters, the passes and the time."""
     config = plan.config
-    seconds = seconds_per_image(source, few, runtime)
+    seconds = seconds_per_image(source.classifier, source.spec, few, runtime)
     frozen = plan.frozen or config.tune == "auto"
     setting = SETTING_RULE if config.setting == "auto" else config.setting
     tune = TUNE_RULE if config.tune == "auto" else config.tune
@@ -54,18 +44,8 @@ def describe_plan(
     if frozen:
         total = schedule.steps * HEAD_STEP + networks * count * seconds
         lines.append(f"expected: about {total:.0f} s if the backbone stays frozen")
-    if not plan.frozen:
-        all_layers = count * seconds * (schedule.epochs * (2 + BACKWARD) + networks)
+    if not plan.frozen and (config.tune != "auto" or runtime.device.type != "cpu"):
+        all_layers = full_training(seconds, count, schedule.epochs) + networks * count * seconds
         lines.append(f"expected: about {all_layers:.0f} s if all layers are trained")
     return lines
 
-
-def seconds_per_image(source: SourceModel, few: Store, runtime: Runtime) -> float:
-    """Seconds of an image through the network, after one pass that sets it up."""
-    network = prepare_network(copy.deepcopy(source.classifier), source.spec, runtime)
-    forward_store(network, few, source.spec, runtime)
-    started = time.perf_counter()
-    forward_store(network, few, source.spec, runtime)
-    if runtime.device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - started) / max(1, len(few))

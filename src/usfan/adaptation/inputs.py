@@ -116,7 +116,9 @@ def choose_store(
     if plan.config.tune == "auto":
         choice = TuneChoice("new", "the method trains nothing")
         if plan.method.adapts:
-            choice, features = choose_tune(source, network, images, runtime, backbone_hash)
+            choice, features = choose_tune(
+                source, network, images, runtime, backbone_hash, plan.config.epochs
+            )
         plan = plan.with_tune(choice)
         log.info("tune %s: %s", choice.tune, choice.reason)
     if images.is_features or not plan.frozen:

@@ -3,14 +3,20 @@
 The rule asks the source model's predictions on frozen features. If they explain at least half of the target's structure
 (κ ≥ ½, `maths.agreement`), the features carry its classes, and only the layers after the backbone are trained. If not,
 and there are at least 100 images per class to learn from, everything is trained, the backbone at a hundredth of the
-learning rate. A backbone that was fine-tuned or trained from scratch is trained as in the recipe.
+learning rate. On a CPU this would take hours, so the backbone stays frozen, and the reason says what it would cost. A
+backbone that was fine-tuned or trained from scratch is trained as in the recipe.
 
 Shapes: N images, K classes.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import time
 from dataclasses import dataclass
+
+import torch
 
 from usfan.adaptation.thresholds import (
     FITTING_BACKBONE,
@@ -18,13 +24,23 @@ from usfan.adaptation.thresholds import (
     MOVING_BACKBONE_LR,
 )
 from usfan.data.store import Store
+from usfan.data.views import InputSpec
 from usfan.engine.features import features_of, on_features
 from usfan.engine.passes import forward_store
+from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
+from usfan.errors import option
 from usfan.maths.agreement import NEIGHBOURS, evenly_spaced, kappa
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.models.classifier import Classifier
+from usfan.progress import duration
 from usfan.store.model import SourceModel
+
+
+MEASURED_IMAGES = 16
+"""Images whose time is measured."""
+BACKWARD = 2.0
+"""Time of a backward pass, in forward passes."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,11 @@ def choose_tune(
     store: Store,
     runtime: Runtime,
     backbone_hash: str,
+    epochs: int,
 ) -> tuple[TuneChoice, Store | None]:
     """The choice for this target, and the features of the frozen backbone if they were computed. `network` is the
     source model's, on the device, and `backbone_hash` the hash of its backbone."""
+    images = store
     if store.is_features:
         return TuneChoice("new", "features are given"), store
     record = source.architecture.get("pretrained")
@@ -76,4 +94,35 @@ def choose_tune(
     rows = evenly_spaced(count).to(logits.device)
     near, _ = nearest_neighbours(features[rows], NEIGHBOURS)
     explained = float(kappa(logits.argmax(dim=1)[rows], near, classes))
-    return decide(explained, count / classes), store
+    choice = decide(explained, count / classes)
+    if choice.tune == "all" and runtime.device.type == "cpu":
+        few = slice(MEASURED_IMAGES)
+        few_images = dataclasses.replace(
+            images, values=images.values[few], positions=images.positions[few], key=None
+        )
+        each = seconds_per_image(network, source.spec, few_images, runtime)
+        seconds = full_training(each, count, epochs)
+        reason = (
+            f"{choice.reason}; training all layers might help, and would take about {duration(seconds)} on this CPU"
+            f" ({option('tune', 'all')} does it)"
+        )
+        choice = TuneChoice("new", reason)
+    return choice, store
+
+
+def full_training(seconds: float, count: int, epochs: int) -> float:
+    """Seconds of training all layers: steps, and a pass over the target after each epoch."""
+    return seconds * count * epochs * (2 + BACKWARD)
+
+
+def seconds_per_image(
+    classifier: Classifier, spec: InputSpec, few: Store, runtime: Runtime
+) -> float:
+    """Seconds of an image through the network, after one pass that sets it up."""
+    network = prepare_network(copy.deepcopy(classifier), spec, runtime)
+    forward_store(network, few, spec, runtime)
+    started = time.perf_counter()
+    forward_store(network, few, spec, runtime)
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / max(1, len(few))
