@@ -1,9 +1,9 @@
 """Replays of deciding and measuring with labels: how often is the decision wrong, how many labels does it take, how
 often does the interval hold the truth?
 
-    python -m studies.replays [RUNS.npz …] [--replays 1000] [--out rows.json]
+    python -m studies.replays [RUN.safetensors …] [--replays 1000] [--out rows.json]
 
-A RUNS file holds `truth`, `source` and `adapted` (N classes each) of one run. Without files, made populations are used:
+A RUN file is what `studies.families --keep FOLDER` keeps of one run. Without files, made populations are used:
 all combinations of size, changed share and difference, 0 included. Each replay draws a new judging order, asks as
 `judge_questions` does, and stops at the decision (looking after every answer) or after 200 answers.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from usfan.maths.decision import (
@@ -53,13 +54,14 @@ def made_population(size: int, share: float, difference: float, seed: int) -> di
 
 
 def stored_population(path: Path) -> dict[str, Tensor]:
-    with np.load(path) as file:
-        tables = {name: torch.from_numpy(file[name].astype(np.int64)) for name in file.files}
+    tables = load_file(path)
     truth = tables["truth"]
+    source = tables["before"].argmax(dim=1)
+    adapted = tables["last"]
     return {
-        "source": tables["source"] == truth,
-        "adapted": tables["adapted"] == truth,
-        "changed": tables["source"] != tables["adapted"],
+        "source": source == truth,
+        "adapted": adapted == truth,
+        "changed": source != adapted,
     }
 
 

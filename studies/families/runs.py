@@ -103,7 +103,8 @@ class Runs:
             self.keep.mkdir(parents=True, exist_ok=True)
             name = hashlib.sha256(json.dumps(key_of(row)).encode()).hexdigest()[:16]
             row["outputs"] = name
-            save_file(outputs_of(model, table), self.keep / f"{name}.safetensors")
+            outputs = {**outputs_of(model, table), "truth": self.task.labels.to(torch.int16)}
+            save_file(outputs, self.keep / f"{name}.safetensors")
         return row
 
     def accuracy(self, predictions: Tensor, judged: Tensor) -> float:
