@@ -28,14 +28,16 @@ from usfan.workflow import adapt_model
 
 Row = dict[str, Any]
 UNLABELLED = -1
+NOISE = 0.1
+"""Share of the labels that are replaced."""
 ROUNDS = (1, 2, 5, 10)
 """Labels per class after which the program asks again, up to the number that a run is allowed."""
 
 
 @dataclass(frozen=True)
 class LabelBudget:
-    """Labels of target images: `none`, `random:2xK` (two per class, drawn at random) or `asked:2xK` (of the images that
-    the program asks for)."""
+    """Labels of target images: `none`, `random:2xK` (two per class, drawn at random), `noisy:2xK` (the same images, one
+    label of ten replaced by a random class) or `asked:2xK` (of the images that the program asks for)."""
 
     kind: str
     per_class: int = 0
@@ -45,8 +47,8 @@ class LabelBudget:
         if text == "none":
             return cls("none")
         kind, _, count = text.partition(":")
-        if kind not in ("random", "asked") or not count.endswith("xK"):
-            raise ValueError(f"{text!r}: expected none, random:COUNTxK or asked:COUNTxK")
+        if kind not in ("random", "noisy", "asked") or not count.endswith("xK"):
+            raise ValueError(f"{text!r}: expected none, random:, noisy: or asked:COUNTxK")
         return cls(kind, int(count.removesuffix("xK")))
 
     def __str__(self) -> str:
@@ -135,10 +137,14 @@ class Runs:
         labels = self.task.labels
         table = torch.full_like(labels, UNLABELLED)
         count = min(budget.per_class * len(self.task.classes), len(labels) - 1)
-        if budget.kind == "random":
+        if budget.kind in ("random", "noisy"):
             generator = torch.Generator().manual_seed(1000 + self.task.seed)
             chosen = torch.randperm(len(labels), generator=generator)[:count]
             table[chosen] = labels[chosen]
+            if budget.kind == "noisy":
+                wrong = chosen[:: round(1 / NOISE)]
+                classes = len(self.task.classes)
+                table[wrong] = torch.randint(classes, wrong.shape, generator=generator)
         elif budget.kind == "asked":
             model, table, _ = self.run(method, budget.before())
             table = table.clone()
