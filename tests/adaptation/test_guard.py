@@ -57,7 +57,7 @@ def decide(*looks: EpochScore):
 
 def test_a_certain_gain_is_kept():
     kept = decide(look())
-    assert (kept.kept, kept.epoch) == ("adapted", 2)
+    assert (kept.kept, kept.epoch, kept.candidate) == ("adapted", 2, 2)
     assert "40% before, 60% after" in kept.reason
     assert "fit to their clusters 50% before, 70% after" in kept.reason
 
