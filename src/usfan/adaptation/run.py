@@ -34,7 +34,6 @@ from usfan.adaptation.user_labels import record_user_labels
 from usfan.adaptation.verdict import verdict_of
 from usfan.adaptation.witness import thumbnails
 from usfan.config import AdaptConfig
-from usfan.engine.accelerate.layers import accelerated, settle_layout
 from usfan.engine.features import on_features
 from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
@@ -45,7 +44,7 @@ from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
-from usfan.models.classifier import Classifier
+from usfan.models.classifier import Classifier, settle_layout
 from usfan.store.model import AdaptedModel, Passes
 from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.threads import threads_for
@@ -119,16 +118,13 @@ class Adaptation:
         started = time.perf_counter()
         network = self.inputs.network
         self.classifier = on_features(network) if self.store.is_features else network
-        with (
-            threads_for(self.work),
-            accelerated(self.classifier, self.runtime, self.schedule.steps),
-        ):
+        with threads_for(self.work):
             before = self.begin()
             try:
                 after, decision = self.train_and_decide(before)
             finally:
                 self.release()
-        settle_layout(network, self.runtime)
+        settle_layout(network, self.runtime.device)
         seconds = time.perf_counter() - started
         model = self.make_model(network, decision, before, after, seconds)
         if decision.kept == "undecided":
