@@ -30,13 +30,13 @@ ONCE = {
     "features computed": ("engine/features.py", "features_of"),
     "witness's description": ("adaptation/witness.py", "testimony"),
     "heads run over the target": ("engine/passes.py", "forward_store"),
-    "draws of the predictive": ("uncertainty/base.py", "predictive"),
+    "draws of the predictive": ("uncertainty/base.py", "Uncertainty.predictive"),
     "clusters fitted": ("maths/cluster_mixture.py", "fit_mixture"),
-    "names of classes compared": ("data/sources.py", "unknown_names"),
-    "labels of the data matched": ("data/sources.py", "match_classes"),
+    "names of classes compared": ("data/sources.py", "ImageData.unknown_names"),
+    "labels of the data matched": ("data/sources.py", "ImageData.match_classes"),
     "labels of the user matched": ("data/few_labels.py", "few_labels"),
-    "guard decides": ("adaptation/guard.py", "finish"),
-    "model saved": ("store/model.py", "save"),
+    "guard decides": ("adaptation/guard.py", "Guard.finish"),
+    "model saved": ("store/model.py", "SourceModel.save"),
 }
 
 
@@ -64,7 +64,7 @@ class Trace:
         if name.startswith("<") or frame.f_code.co_flags & 0x20:  # a comprehension, a generator
             return
         place = file.removeprefix(PACKAGE).lstrip("/")
-        self.counts[place, name] += 1
+        self.counts[place, frame.f_code.co_qualname] += 1
         self.stack.append((frame, time.perf_counter(), len(self.lines)))
         self.lines.append((len(self.stack) - 1, f"{place}:{frame.f_code.co_qualname}", 0.0))
 
@@ -73,9 +73,7 @@ class Trace:
         marked = {f"{place}:{name}" for place, name in ONCE.values()}
         rows: list[tuple[int, str, float, int]] = []
         for level, name, seconds in self.lines:
-            place, qualified = name.rsplit(":", 1)
-            once = f"{place}:{qualified.rsplit('.', 1)[-1]}" in marked
-            if not once and (level > depth or seconds < LEAST_SECONDS):
+            if name not in marked and (level > depth or seconds < LEAST_SECONDS):
                 continue
             if rows and rows[-1][:2] == (level, name):
                 seconds += rows[-1][2]

@@ -95,7 +95,8 @@ def test_a_collapse_falls_back_to_the_last_good_epoch():
         in kept.reason
     )
     assert "adapted model kept" not in kept.reason
-    assert decide(look(epoch=1, collapse="the loss is not finite")).kept == "source"
+    kept = decide(look(epoch=1, collapse="the loss is not finite"))
+    assert (kept.kept, kept.candidate) == ("source", 1)  # the verdict is of the collapsed model
 
 
 def test_a_collapse_before_anything_changed_keeps_the_source_model():

@@ -108,7 +108,8 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
         candidate = f"model of epoch {last.epoch}"
         adapted_reason = f"the {candidate} is kept"
     if last.epoch == 0 or (collapsed is not None and last.changed == 0):
-        return GuardDecision("source", 0, f"{start}source model kept")
+        judged = 0 if collapsed is None else collapsed.epoch
+        return GuardDecision("source", 0, f"{start}source model kept", judged)
     if last.changed == 0:
         reason = f"{adapted_reason}: no prediction changed"
         return GuardDecision("adapted", last.epoch, reason, last.epoch)

@@ -150,10 +150,11 @@ class Adaptation:
         )
         before = self.outputs()
         check_finite(before)
+        class_probs = self.uncertainty.predictive(before.features, 1.0)
         if self.plan.config.setting == "auto":
-            self.decide_setting(before)
+            self.decide_setting(before, class_probs)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
-        self.naming = self.name_images(before)
+        self.naming = self.name_images(before, class_probs)
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -175,8 +176,8 @@ class Adaptation:
             after = self.outputs()
         return after, decision
 
-    def decide_setting(self, before: Outputs) -> None:
-        """Decide which classes the target has, from what the source model and the witness see of it."""
+    def decide_setting(self, before: Outputs, class_probs: Tensor) -> None:
+        """Decide which classes the target has, by the N × K predictive of the source model and the witness."""
         count = len(self.store)
         classes = len(self.source.classes)
         reason = ""
@@ -187,10 +188,9 @@ class Adaptation:
         self.target_classes = {"setting": "closed", "reason": reason}
         if not reason:
             witness = self.inputs.witness
-            class_probs = self.uncertainty.predictive(before.features, 1.0)
             labels = self.inputs.user_labels
             if labels is not None:
-                labels.pin(class_probs)
+                class_probs = labels.pinned(class_probs)
             self.target_classes = estimate_target_classes(
                 before.features if witness is None else witness,
                 class_probs.clamp_min(1e-12).log(),
@@ -203,14 +203,14 @@ class Adaptation:
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
 
-    def name_images(self, before: Outputs) -> TargetNaming | None:
-        """Clusters of the target, named by the source model and the user; None if there is nothing to cluster."""
+    def name_images(self, before: Outputs, class_probs: Tensor) -> TargetNaming | None:
+        """Clusters of the target, named by the source model's N × K predictive and the user; None if there is nothing
+        to cluster."""
         if min(before.logits.shape) < 2:
             return None
         witness = self.inputs.witness
         view = View.of(before.features if witness is None else witness)
-        probs = self.uncertainty.predictive(before.features, 1.0)
-        return name_target(view, probs, self.plan.config.setting, self.inputs.user_labels)
+        return name_target(view, class_probs, self.plan.config.setting, self.inputs.user_labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
         """Other features of the images at some positions, for the search for new classes; None if there are none."""
@@ -293,15 +293,15 @@ class Adaptation:
         )
 
     def train(self, before: Outputs, first: int) -> Outputs:
-        """Epoch by epoch, until the end or a collapse. Returns the last pass over the target."""
+        """Epoch by epoch, until the end or a collapse. Epoch 0 is the source model: its figures are recorded before any
+        step. Returns the last pass over the target."""
         epochs = self.schedule.epochs
-        settles = settles_first(self.plan)
         for epoch in range(first, epochs + 1):
             outputs = before if epoch == 0 else self.outputs()
             if outputs.is_finite:
                 self.guide.refresh(self.with_user_labels(outputs), epoch, epochs)
             self.score_epoch(epoch, outputs, before)
-            settles_now = epoch == 0 and settles
+            settles_now = epoch == 0 and settles_first(self.plan)
             if self.guard.collapsed or (epoch == epochs and not settles_now):
                 break
             if settles_now:
