@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# loadfile keeps the tests of a file in one process: what they share (a model, a local Ray) is made once.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# loadfile keeps the tests of a file in one process: what they share (a model, a local Ray) is made once. The files go
+# out in the order of tests/conftest.py, the long ones first.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo test test-lowest test-newest sbom docs lint format clean
 

@@ -9,7 +9,6 @@ from typing import Any
 from usfan.adaptation.inputs import prepare
 from usfan.adaptation.run import Adaptation
 from usfan.data.store import Store
-from usfan.engine.accelerate.layers import accelerated
 from usfan.engine.runtime import Runtime
 from usfan.maths.outputs import Outputs
 from usfan.store.model import SourceModel
@@ -23,12 +22,11 @@ def opened(
     plan = make_plan(open_source(source), {"guard": False, "tune": "all", **settings})
     run = Adaptation(prepare(plan, source, store, runtime), runtime)
     run.classifier = run.inputs.network
-    with accelerated(run.classifier, runtime, run.steps):
-        run.begin()
-        try:
-            yield run
-        finally:
-            run.release()
+    run.begin()
+    try:
+        yield run
+    finally:
+        run.release()
 
 
 def refresh(run: Adaptation, epoch: int) -> Outputs:

@@ -13,18 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from measure import Row
 from stage_2 import opened, refresh
-from usfan.adaptation import adapt as stage
 from usfan.adaptation.run import Adaptation
 from usfan.config import RuntimeConfig
 from usfan.data.cache import open_store
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.engine import loop
-from usfan.engine.accelerate import layers
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.store.model import SourceModel
 from usfan.training.source import train_source
@@ -113,17 +109,6 @@ def of_backbone(backbone: str, data: ImageData, store: Store, graph: Runtime) ->
         wanted = least if name == "u-sfan" else None
         note = f"{100 * speed / top:.0f} % of the ceiling, peak {memory:.1f} GB"
         yield Row(backbone, name, speed, "images/s", speed / plain, wanted=wanted, note=note)
-    with torchs_norms():
-        speed, memory, _ = steady(source, store, graph, "u-sfan")
-    yield Row(
-        backbone, "u-sfan without compile, BatchNorm by torch", speed, "images/s", speed / plain
-    )
-    if least:
-        with channels_first():
-            speed, memory, _ = steady(source, store, graph, "u-sfan")
-        yield Row(
-            backbone, "u-sfan, captured, channels first", speed, "images/s", speed / plain
-        )
 
 
 def steady(
@@ -154,39 +139,6 @@ def steady(
         seconds = time.perf_counter() - began
         images = TIMED_EPOCHS * run.loop.batches * run.plan.config.batch_size
     return images / seconds, torch.cuda.max_memory_allocated() / 1e9, warm
-
-
-class torchs_norms:
-    """Within it, BatchNorm runs in torch's own kernels."""
-
-    def __enter__(self) -> None:
-        self.before = layers.fuse_norms
-        layers.fuse_norms = lambda *_: None
-
-    def __exit__(self, *_: Any) -> None:
-        layers.fuse_norms = self.before
-
-
-class channels_first:
-    """Within it, networks and images keep torch's plain layout."""
-
-    def __enter__(self) -> None:
-        self.before = stage.prepare, loop.forward
-
-        def forward(
-            classifier: Any, images: Tensor, runtime: Runtime, *, compiled: bool = False
-        ) -> Any:
-            with runtime.autocast():
-                features = classifier.extract(images.contiguous())
-            return features.float(), classifier.head(features.float())
-
-        stage.prepare = lambda classifier, spec, runtime, **_: classifier.to(runtime.device).to(
-            memory_format=torch.contiguous_format
-        )
-        loop.forward = forward
-
-    def __exit__(self, *_: Any) -> None:
-        stage.prepare, loop.forward = self.before
 
 
 def plain_recipe(

@@ -22,6 +22,36 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
 torch.set_num_threads(1)
+LONG = (
+    "study/test_cluster.py",
+    "engine/test_processes.py",
+    "test_pages.py",
+    "reliability/test_reliability_soak.py",
+    "reliability/test_reliability_kill.py",
+    "reliability/test_reliability_disk.py",
+    "store/test_run_folder.py",
+    "reliability/test_supply.py",
+    "reliability/test_reliability_numbers.py",
+    "study/test_digits.py",
+    "study/test_toy.py",
+    "study/test_suite.py",
+    "report/test_report_browser.py",
+    "report/test_report_scale.py",
+    "test_cli_runs.py",
+    "engine/test_kept_memory.py",
+    "reliability/test_reliability_fuzz.py",
+    "test_flow.py",
+    "test_notebook.py",
+    "reliability/test_strangers.py",
+    "reliability/test_reliability_hostile.py",
+)
+"""Files that take longest, the longest first: begun last, one of them would keep one of two processes busy alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first."""
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

@@ -339,8 +339,10 @@ def test_a_run_that_diverges_keeps_the_source_model_and_says_so(
         == 0
     )
     metrics = json.loads((out / "metrics.json").read_text())
-    assert metrics["kept_epoch"] < 3
-    assert "not finite" in metrics["guard"]["reason"] or "kept" in metrics["guard"]["reason"]
+    assert metrics["kept_epoch"] == 0
+    assert "(the loss is not finite)" in metrics["guard"]["reason"]
+    assert metrics["verdict"]["value"] == "worse"
+    assert metrics["verdict"]["sentence"].startswith("The adapted model collapsed")
     assert usfan("predict", out, folder, "--out", tmp_path / "p.csv", *TINY) == 0
 
 

@@ -214,6 +214,7 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     assert lines[3].startswith("estimated accuracy, without labels: ")
     assert lines[4].startswith("classes of the target: ")
     assert re.match(r"changes: (none|\d+) of 24 predictions changed", lines[5])
+    assert ("No prediction changed" in lines[1]) == lines[5].startswith("changes: none")
     assert lines[6] == f"next: usfan predict {out} '{flat}' --out predictions.csv"
     assert lines[7] == f"      usfan report {out}"
     assert len(lines) == 8

@@ -140,8 +140,7 @@ def attach_posterior(
         uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
         dropout_rate: Rate of MC dropout.
         members: Heads of an ensemble, which needs labels.
-        runtime: Where to compute.
-        device: "auto", "cpu" or "cuda".
+        runtime, device: Where to compute.
         progress: True, False, or a function that is called with the number of images just seen.
     """
     find_uncertainty(uncertainty)

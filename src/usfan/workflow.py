@@ -301,8 +301,9 @@ def adapt_several(
                 member = run_adaptation(inputs, runtime, member_folder, progress)
             members.append(member)
             if member_folder is not None and isinstance(data, ImageData):
+                target = data.for_model(member.classes, open_set=member_plan.config.may_be_new)
                 save_adaptation(
-                    member_folder, member, data, member_plan, None, private=output.private
+                    member_folder, member, target, member_plan, None, private=output.private
                 )
     names = () if output.private else [source.name for source in sources]
     mixture = mix_adapted(members, plan.config, plan.method, names)
@@ -397,9 +398,9 @@ def save_adaptation(
     *,
     private: bool,
 ) -> None:
-    """Everything that a run folder of `adapt` holds: the model, metrics.json, tables of the images."""
+    """Everything that a run folder of `adapt` holds: the model, metrics.json, tables of the images. Labels in the data
+    index the model's classes."""
     open_set = plan.config.may_be_new
-    data = data.for_model(model.classes, open_set=open_set)
     model.save(folder.path, private=private)
     if model.alternative is not None:
         model.alternative.save(folder.inside("adapted"), private=private)

@@ -57,7 +57,7 @@ def decide(*looks: EpochScore):
 
 def test_a_certain_gain_is_kept():
     kept = decide(look())
-    assert (kept.kept, kept.epoch) == ("adapted", 2)
+    assert (kept.kept, kept.epoch, kept.candidate) == ("adapted", 2, 2)
     assert "40% before, 60% after" in kept.reason
     assert "fit to their clusters 50% before, 70% after" in kept.reason
 
@@ -95,7 +95,8 @@ def test_a_collapse_falls_back_to_the_last_good_epoch():
         in kept.reason
     )
     assert "adapted model kept" not in kept.reason
-    assert decide(look(epoch=1, collapse="the loss is not finite")).kept == "source"
+    kept = decide(look(epoch=1, collapse="the loss is not finite"))
+    assert (kept.kept, kept.candidate) == ("source", 1)  # the verdict is of the collapsed model
 
 
 def test_a_collapse_before_anything_changed_keeps_the_source_model():

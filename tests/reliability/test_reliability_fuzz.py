@@ -11,7 +11,7 @@ from usfan.errors import ArtifactError
 from usfan.store.model import SourceModel
 
 
-@pytest.mark.parametrize(("what", "count"), [("artifacts", 150), ("images", 100)])
+@pytest.mark.parametrize(("what", "count"), [("artifacts", 60), ("images", 40)])
 def test_strangers_files(what, count):
     figures = fuzz(what, count)
     assert figures["cases"] == count

@@ -8,13 +8,13 @@ from small_runs import forkserver
 def test_adaptations_leave_nothing_behind():
     """In a process of its own: one that has run a thousand other tests gives memory back when it likes."""
     with forkserver().Pool(1) as pool:
-        figures = pool.apply(adapt_often, (30,))
+        figures = pool.apply(adapt_often, (20,))
     assert passed(figures), figures
 
 
 def test_predictions_in_flat_memory():
-    figures = predict_many(3_000, workers=0)
-    assert figures["rows"] == 3_000
+    figures = predict_many(2_000, workers=0)
+    assert figures["rows"] == 2_000
     assert passed(figures), figures
 
 

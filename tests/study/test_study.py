@@ -12,7 +12,7 @@ import yaml
 
 from small_runs import TINY, class_folder, usfan
 from usfan.adaptation.methods import METHODS
-from usfan.data.benchmarks.own import own_domains
+from usfan.data.benchmarks.user_domains import own_domains
 from usfan.data.row_cache import RowCache
 from usfan.store.model import SourceModel
 from usfan.study.choices import PAPER, user_methods

@@ -71,7 +71,7 @@ def test_the_command_and_its_config_give_the_same_study(tmp_path, monkeypatch):
     )
     one = tmp_path / "one"
     two = tmp_path / "two"
-    more = ("--seeds", 3, 5, "--methods", "source-only", "u-sfan")
+    more = ("--seeds", 3, "--methods", "source-only", "u-sfan")
     assert usfan("reproduce", "toy", "--out", one, *more) == 0
     assert usfan("reproduce", "toy", "--out", two, "--config", one / "config.yaml") == 0
     assert {row["method"] for row in rows_of(one)} == {"source-only", *LINES[4:5], *LINES[6:]}

@@ -92,7 +92,7 @@ class GuardDecision:
     """Epoch of the model that is kept; 0 is the source model."""
     reason: str
     candidate: int = 0
-    """The epoch that was judged."""
+    """The epoch that was judged; 0 if there is none but the source model."""
 
 
 def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
@@ -108,9 +108,11 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
         candidate = f"model of epoch {last.epoch}"
         adapted_reason = f"the {candidate} is kept"
     if last.epoch == 0 or (collapsed is not None and last.changed == 0):
-        return GuardDecision("source", 0, f"{start}source model kept")
+        judged = 0 if collapsed is None else collapsed.epoch
+        return GuardDecision("source", 0, f"{start}source model kept", judged)
     if last.changed == 0:
-        return GuardDecision("adapted", last.epoch, f"{adapted_reason}: no prediction changed")
+        reason = f"{adapted_reason}: no prediction changed"
+        return GuardDecision("adapted", last.epoch, reason, last.epoch)
     structure_before, structure_after = last.structure
     fit_before, fit_after = last.fit
     figures = (
@@ -118,7 +120,8 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
         f" chance), fit to their clusters {fit_before:.0%} before, {fit_after:.0%} after"
     )
     if last.gain.low > 0:
-        return GuardDecision("adapted", last.epoch, f"{start}{adapted_reason}: {figures}")
+        reason = f"{start}{adapted_reason}: {figures}"
+        return GuardDecision("adapted", last.epoch, reason, last.epoch)
     doubts = ""
     if structure_after + fit_after > structure_before + fit_before:  # the doubts decided
         doubts = (

@@ -35,7 +35,6 @@ from usfan.adaptation.user_labels import record_user_labels
 from usfan.adaptation.verdict import verdict_of
 from usfan.adaptation.witness import thumbnails
 from usfan.config import AdaptConfig
-from usfan.engine.accelerate.layers import accelerated, settle_layout
 from usfan.engine.features import on_features
 from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
@@ -46,7 +45,7 @@ from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
-from usfan.models.classifier import Classifier
+from usfan.models.classifier import Classifier, settle_layout
 from usfan.store.model import AdaptedModel, Passes
 from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.threads import threads_for
@@ -128,16 +127,13 @@ class Adaptation:
         started = time.perf_counter()
         network = self.inputs.network
         self.classifier = on_features(network) if self.store.is_features else network
-        with (
-            threads_for(self.work),
-            accelerated(self.classifier, self.runtime, self.schedule.steps),
-        ):
+        with threads_for(self.work):
             before = self.begin()
             try:
                 after, decision = self.train_and_decide(before)
             finally:
                 self.release()
-        settle_layout(network, self.runtime)
+        settle_layout(network, self.runtime.device)
         seconds = time.perf_counter() - started
         model = self.make_model(network, decision, before, after, seconds)
         if decision.kept == "undecided":
@@ -163,10 +159,11 @@ class Adaptation:
         )
         before = self.outputs()
         check_finite(before)
+        class_probs = self.uncertainty.predictive(before.features, 1.0)
         if self.plan.config.setting == "auto":
-            self.decide_setting(before)
+            self.decide_setting(before, class_probs)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
-        self.naming = self.name_images(before)
+        self.naming = self.name_images(before, class_probs)
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -198,8 +195,8 @@ class Adaptation:
             after = self.outputs()
         return after, decision
 
-    def decide_setting(self, before: Outputs) -> None:
-        """Decide which classes the target has, from what the source model and the witness see of it."""
+    def decide_setting(self, before: Outputs, class_probs: Tensor) -> None:
+        """Decide which classes the target has, by the N × K predictive of the source model and the witness."""
         count = len(self.store)
         classes = len(self.source.classes)
         reason = ""
@@ -210,10 +207,9 @@ class Adaptation:
         self.target_classes = {"setting": "closed", "reason": reason}
         if not reason:
             witness = self.inputs.witness
-            class_probs = self.uncertainty.predictive(before.features, 1.0)
             labels = self.inputs.user_labels
             if labels is not None:
-                labels.pin(class_probs)
+                class_probs = labels.pinned(class_probs)
             self.target_classes = estimate_target_classes(
                 before.features if witness is None else witness,
                 class_probs.clamp_min(1e-12).log(),
@@ -226,14 +222,14 @@ class Adaptation:
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
 
-    def name_images(self, before: Outputs) -> TargetNaming | None:
-        """Clusters of the target, named by the source model and the user; None if there is nothing to cluster."""
+    def name_images(self, before: Outputs, class_probs: Tensor) -> TargetNaming | None:
+        """Clusters of the target, named by the source model's N × K predictive and the user; None if there is nothing
+        to cluster."""
         if min(before.logits.shape) < 2:
             return None
         witness = self.inputs.witness
         view = View.of(before.features if witness is None else witness)
-        probs = self.uncertainty.predictive(before.features, 1.0)
-        return name_target(view, probs, self.plan.config.setting, self.inputs.user_labels)
+        return name_target(view, class_probs, self.plan.config.setting, self.inputs.user_labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
         """Other features of the images at some positions, for the search for new classes; None if there are none."""
@@ -316,15 +312,15 @@ class Adaptation:
         )
 
     def train(self, before: Outputs, first: int) -> Outputs:
-        """Epoch by epoch, until the end or a collapse. Returns the last pass over the target."""
+        """Epoch by epoch, until the end or a collapse. Epoch 0 is the source model: its figures are recorded before any
+        step. Returns the last pass over the target."""
         epochs = self.schedule.epochs
-        settles = settles_first(self.plan)
         for epoch in range(first, epochs + 1):
             outputs = before if epoch == 0 else self.outputs()
             if outputs.is_finite:
                 self.guide.refresh(self.with_user_labels(outputs), epoch, epochs)
             self.score_epoch(epoch, outputs, before)
-            settles_now = epoch == 0 and settles
+            settles_now = epoch == 0 and settles_first(self.plan)
             if self.guard.collapsed or (epoch == epochs and not settles_now):
                 break
             if settles_now:

@@ -154,7 +154,7 @@ def history_of(
             }
         )
     adapted = any(model.history.get("kept_epoch", 1) for model in members)
-    kept = "adapted" if adapted else "source"
+    choice = "adapted" if adapted else "source"
     classes = joint_setting(names, members)
     settings = dataclasses.asdict(config)
     if classes:
@@ -173,7 +173,7 @@ def history_of(
         "kept_epoch": int(adapted),
         "sources": sources,
         "classes": classes,
-        "guard": {"on": config.guard, "kept": kept, "reason": "; ".join(reasons)},
+        "guard": {"on": config.guard, "kept": choice, "reason": "; ".join(reasons)},
         "doubt": None if doubt is None else round(doubt, 4),
         "verdict": verdict_of(score, estimate, classes=len(mixture.classes)).to_dict(),
         "estimated_accuracy": estimate.to_dict(),

@@ -125,17 +125,17 @@ def log_wealth(outcomes: Tensor, means: Tensor, population: int) -> Tensor:
     """log W, G × (n + 1): after 0 to n outcomes, of the gambler who bets that the mean is larger than each of these."""
     count = len(outcomes)
     sums = torch.nn.functional.pad(outcomes.cumsum(0), (1, 0))
-    left = population - torch.arange(count + 1, dtype=torch.float64)
+    remaining = population - torch.arange(count + 1, dtype=torch.float64)
     needed = population * means[:, None] - sums
-    rest = needed[:, :count] / left[:count]
+    rest = needed[:, :count] / remaining[:count]
     angles = (torch.arange(STAKES, dtype=torch.float64) + 0.5) / STAKES * (math.pi / 2)
     stakes = angles.cos()[:, None, None] / (1 + rest.clamp_min(0))  # J × G × n
     factors = (1 + stakes * (outcomes - rest)).clamp_min(1e-12)
     logs = torch.nn.functional.pad(factors.log().cumsum(dim=2), (1, 0))
     wealth: Tensor = logs.logsumexp(0) - math.log(STAKES)
     impossible = (
-        needed < -left - 1e-9
-    )  # even if the source model is right about all that are left
+        needed < -remaining - 1e-9
+    )  # even if the source model is right about all of them
     return wealth.masked_fill(impossible, math.inf)
 
 

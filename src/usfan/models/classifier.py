@@ -219,6 +219,13 @@ def plain_layout(module: nn.Module) -> None:
             tensor.data = tensor.data.contiguous().view(-1).view(tensor.shape)
 
 
+def settle_layout(classifier: Classifier, device: torch.device) -> None:
+    """Test mode, and on a CPU the layout in memory that a loaded model has, so that the same bits come out of it."""
+    if device.type == "cpu":
+        plain_layout(classifier)
+    classifier.eval()
+
+
 def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
     for child in module.modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):

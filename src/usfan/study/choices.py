@@ -18,7 +18,7 @@ from usfan.config_checks import at_least, check_seed
 from usfan.data.benchmarks.benchmark import Copy
 from usfan.data.benchmarks.catalogue import benchmark
 from usfan.data.benchmarks.layouts import check
-from usfan.data.benchmarks.own import own_domains
+from usfan.data.benchmarks.user_domains import own_domains
 from usfan.errors import ConfigError, option
 from usfan.models.small_backbones import SMALL_BACKBONES
 

@@ -27,7 +27,7 @@ from usfan.adaptation.plan import expand_short_forms, settings_of_method
 from usfan.config import RuntimeConfig
 from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Copy
 from usfan.data.benchmarks.layouts import load_domain
-from usfan.data.benchmarks.own import fitting
+from usfan.data.benchmarks.user_domains import fitting
 from usfan.data.cache import open_store
 from usfan.data.store import Store
 from usfan.engine.passes import forward_store

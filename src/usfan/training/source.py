@@ -16,7 +16,6 @@ from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.accelerate.layers import accelerated, settle_layout
 from usfan.engine.features import features_of, on_features
 from usfan.engine.loop import Batch, Loop, Progress
 from usfan.engine.passes import Feeder, engine_store, forward_store, prepare
@@ -26,7 +25,7 @@ from usfan.errors import DataError, option
 from usfan.maths.objectives import global_mean, smoothed_cross_entropy
 from usfan.maths.outputs import Outputs
 from usfan.models.backbones import Backbone, create_backbone, default_backbone
-from usfan.models.classifier import LAYER_SETTINGS, Classifier
+from usfan.models.classifier import LAYER_SETTINGS, Classifier, settle_layout
 from usfan.progress import say
 from usfan.store.model import SourceModel, as_images
 from usfan.store.run_folder import RunFolder, load_checkpoint, must_fit
@@ -86,7 +85,7 @@ def train_source(
             store = features_of(network, store, spec, runtime)
     summary = Training(classifier, store, spec, config, runtime, run, progress).run()
     if classifier is not network:
-        settle_layout(network, runtime)
+        settle_layout(network, runtime.device)
     settings = {name: getattr(config, name) for name in FIT_SETTINGS}
     settings |= {"dropout_rate": config.dropout, "smoothing": config.label_smoothing}
     posterior, uncertainty = fit_posterior(
@@ -207,20 +206,20 @@ class Training:
         started = time.perf_counter()
         config = self.config
         done = 0
-        with accelerated(self.classifier, self.runtime, self.loop.steps):
-            try:
-                done = self.resume()
-                for epoch in range(done, config.epochs):
-                    if self.has_stalled(epoch):
-                        break
-                    done = epoch + 1
-                    figures = self.loop.train_epoch(epoch)
-                    is_due = done % self.every == 0 or done == config.epochs
-                    if len(self.held_rows) and is_due:
-                        figures["validation_accuracy"] = self.validate(epoch)
-                    self.record(epoch, figures)
-            finally:
-                self.loop.release()
+        try:
+            done = self.resume()
+            for epoch in range(done, config.epochs):
+                if self.has_stalled(epoch):
+                    break
+                done = epoch + 1
+                figures = self.loop.train_epoch(epoch)
+                is_due = done % self.every == 0 or done == config.epochs
+                if len(self.held_rows) and is_due:
+                    figures["validation_accuracy"] = self.validate(epoch)
+                self.record(epoch, figures)
+        finally:
+            self.loop.release()
+        settle_layout(self.classifier, self.runtime.device)
         if self.best_state:
             self.classifier.load_state_dict(self.best_state)
         if done < config.epochs:
