@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from usfan.adaptation.guard import EpochScore
 from usfan.adaptation.thresholds import ACCURACY_ERROR, NAMED_STRUCTURE
 from usfan.maths.agreement import Interval
-from usfan.maths.names import IN_DOUBT
+from usfan.maths.names import IN_DOUBT, Naming
 
 ALL_KNOWN = "if no image is of a new class"
 WITH_UNKNOWN = "with unknown as a class of its own"
@@ -54,6 +54,12 @@ def estimate_accuracy(
     error = math.hypot(ACCURACY_ERROR, 1.645 * 0.5 / math.sqrt(count))
     before, after = (interval(value, error) for value in score.accuracy)
     return AccuracyEstimate(before, after, counts)
+
+
+def believed_accuracy(score: EpochScore, naming: Naming) -> float:
+    """Accuracy that the confidence of the kept model should show: the estimate, also if it is too much in doubt to be
+    called one."""
+    return max(score.accuracy[1] * (1 - naming.share_in_doubt), 0.0)
 
 
 def why_not(structure: float, doubt: float | None) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.estimate import believed_accuracy, estimate_accuracy, percentages
 from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
@@ -41,11 +41,14 @@ from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
 from usfan.errors import option
+from usfan.maths.calibration import matching_temperature
+from usfan.maths.judgement import Judgement, judge
 from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier
+from usfan.progress import looking
 from usfan.store.model import AdaptedModel, Passes
 from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.threads import threads_for
@@ -56,7 +59,7 @@ log = logging.getLogger(__name__)
 
 IMAGES = "the images themselves"
 """The judge of a network from scratch."""
-NOT_IN_SUMMARY = ("records", "validators", "guard", "estimated_accuracy", "verdict")
+NOT_IN_SUMMARY = ("records", "validators", "guard", "verdict", "labelled")
 
 
 def run(
@@ -242,7 +245,8 @@ class Adaptation:
             part = dataclasses.replace(
                 images, values=images.values[rows], positions=rows, key=key
             )
-            features = self.inputs.judge.features(part, self.runtime)
+            with looking("judge"):
+                features = self.inputs.judge.features(part, self.runtime)
         elif self.judge_name == IMAGES:
             features = thumbnails(images, rows, self.runtime)
         draws = self.posterior.draws(
@@ -370,6 +374,7 @@ class Adaptation:
             "fit": score.fit[1],
             "gain": score.gain.value,
             "names": score.names,
+            "accuracy": score.accuracy[1],
         }
         self.record(epoch, validators)
 
@@ -438,7 +443,10 @@ class Adaptation:
         after: Outputs,
         seconds: float,
     ) -> AdaptedModel:
-        history = self.history(decision, seconds)
+        judgement = self.judgement(decision, before, after)
+        history = self.history(decision, seconds, judgement)
+        temperature = self.confidence_temperature(decision, after, judgement)
+        after = dataclasses.replace(after, probs=(after.logits / temperature).softmax(dim=1))
         method = self.plan.method
         if self.folder is not None and self.runtime.rank == 0:
             epochs = self.schedule.epochs
@@ -464,6 +472,7 @@ class Adaptation:
             summary_of(history),
             method.certainty.temperature,
             self.plan.config.samples,
+            temperature,
             self.uncertainty,
             method.name,
             rule,
@@ -471,11 +480,42 @@ class Adaptation:
             passes,
         )
 
-    def history(self, decision: GuardDecision, seconds: float) -> dict[str, Any]:
+    def judgement(
+        self, decision: GuardDecision, before: Outputs, after: Outputs
+    ) -> Judgement | None:
+        """What the user's labels of random images say of the source model and the adapted one; None without them."""
+        answers = self.inputs.judge_labels
+        if answers is None:
+            return None
+        adapted = self.predictions(after) if decision.epoch else self.path[-1].long()
+        judgement = judge(self.predictions(before).cpu(), adapted.cpu(), answers)
+        return judgement if judgement.answers else None
+
+    @property
+    def doubt(self) -> float | None:
+        """Share of the images whose cluster may have a wrong name."""
+        return self.naming.naming.share_in_doubt if self.naming else None
+
+    def confidence_temperature(
+        self, decision: GuardDecision, after: Outputs, judgement: Judgement | None
+    ) -> float:
+        """T of the model that is kept: its mean confidence is its measured or estimated accuracy. Without the guard,
+        the last iterate stays as it is."""
+        if not self.plan.method.adapts or not self.plan.config.guard or self.naming is None:
+            return 1.0
+        accuracy = believed_accuracy(self.guard.score_of(decision.epoch), self.naming.naming)
+        if judgement is not None:
+            measured = judgement.adapted if decision.epoch else judgement.source
+            accuracy = measured.value
+        return matching_temperature(after.logits, accuracy)
+
+    def history(
+        self, decision: GuardDecision, seconds: float, judgement: Judgement | None
+    ) -> dict[str, Any]:
         """What metrics.json says of the run, beside the figures that need labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
-        doubt = self.naming.naming.share_in_doubt if self.naming else None
+        doubt = self.doubt
         estimate = estimate_accuracy(
             self.guard.score_of(decision.epoch),
             count=len(self.guard.rows),
@@ -483,8 +523,16 @@ class Adaptation:
             rejects=self.guide.rejects,
         )
         judged = self.guard.score_of(decision.candidate)
-        verdict = verdict_of(judged, estimate, classes=len(self.source.classes))
+        verdict = verdict_of(judged, estimate, judgement, classes=len(self.source.classes))
+        labelled = {}
+        if judgement is not None:
+            labelled["labelled"] = {
+                "count": judgement.answers,
+                "source": percentages(judgement.source),
+                "adapted": percentages(judgement.adapted),
+            }
         return {
+            **labelled,
             "method": config.method,
             "epochs": self.schedule.epochs,
             "kept_epoch": decision.epoch,

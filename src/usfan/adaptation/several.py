@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.estimate import believed_accuracy, estimate_accuracy
 from usfan.adaptation.guard import Guard, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
@@ -27,6 +27,7 @@ from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
 from usfan.errors import DataError
+from usfan.maths.calibration import matching_temperature
 from usfan.maths.names import TargetNaming
 from usfan.maths.outputs import Outputs
 from usfan.maths.source_mixture import evidence_shares
@@ -84,6 +85,12 @@ def mix_adapted(
     guard = judge_mixture(mixture, members, method)
     names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
     mixture.history = history_of(mixture, members, config, names, guard)
+    naming = mixture.passes.naming
+    if config.guard and naming is not None:
+        believed = believed_accuracy(guard.history[-1], naming.naming)
+        mixture.confidence_temperature = matching_temperature(after.logits, believed)
+        after = dataclasses.replace(after, probs=mixture.rescale(after.logits))
+        mixture.passes = dataclasses.replace(mixture.passes, after=after)
     # no path: folders are shared
     mixture.summary = {name: mixture.history[name] for name in ("method", "epochs", "seconds")}
     mixture.summary["verdict"] = mixture.history["verdict"]["sentence"]
