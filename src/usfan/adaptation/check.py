@@ -177,7 +177,9 @@ def check_model(
     first = model.members[0] if isinstance(model, MixtureModel) else model
     if witness is None and not store.is_features:
         witness = witness_view(first, store, runtime)
-    evidence = Evidence(first, store, runtime, outputs, names_of(model, outputs), witness)
+    shift = float(distances.mean())
+    names = names_of(model, outputs)
+    evidence = Evidence(first, store, runtime, outputs, names, shift, witness)
     classes = evidence.classes()
     accuracy, reason, figures = evidence.accuracy(
         predictions, str(classes["setting"]), model.classes
@@ -201,7 +203,7 @@ def check_model(
         accuracy,
         basis,
         reason,
-        float(distances.mean()),
+        shift,
         classes,
         tuple(name_of(position) for position in store.positions.cpu()[worst.cpu()].tolist()),
         len(store),
@@ -250,6 +252,7 @@ class Evidence:
     runtime: Runtime
     outputs: Outputs
     names: Tensor
+    shift: float
     witness: Tensor | None
 
     def second_view(self, rows: Tensor) -> Tensor:
@@ -309,7 +312,14 @@ class Evidence:
         draws = predictions[rows][:, None]
         guard.open(outputs, predictions, draws, judge, classes + rejects, class_names)
         score = guard.consider(0, outputs, predictions, {})
-        estimate = estimate_accuracy(score, count=len(rows), doubt=doubt, rejects=rejects)
+        estimate = estimate_accuracy(
+            score,
+            count=len(rows),
+            doubt=doubt,
+            pretrained=self.model.pretrained,
+            shift=self.shift,
+            rejects=rejects,
+        )
         reason = estimate.reason or f"{ASSUMPTION}, {estimate.counts}"
         figures = {"evidence": score.accuracy[0], "structure": score.structure[0]}
         return estimate.before, reason, {**figures, "doubt": doubt}

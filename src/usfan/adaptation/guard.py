@@ -110,7 +110,8 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
     if last.epoch == 0 or (collapsed is not None and last.changed == 0):
         return GuardDecision("source", 0, f"{start}source model kept")
     if last.changed == 0:
-        return GuardDecision("adapted", last.epoch, f"{adapted_reason}: no prediction changed")
+        reason = f"{adapted_reason}: no prediction changed"
+        return GuardDecision("adapted", last.epoch, reason, last.epoch)
     structure_before, structure_after = last.structure
     fit_before, fit_after = last.fit
     figures = (
@@ -118,7 +119,8 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
         f" chance), fit to their clusters {fit_before:.0%} before, {fit_after:.0%} after"
     )
     if last.gain.low > 0:
-        return GuardDecision("adapted", last.epoch, f"{start}{adapted_reason}: {figures}")
+        reason = f"{start}{adapted_reason}: {figures}"
+        return GuardDecision("adapted", last.epoch, reason, last.epoch)
     doubts = ""
     if structure_after + fit_after > structure_before + fit_before:  # the doubts decided
         doubts = (

@@ -19,7 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.estimate import believed_accuracy, estimate_accuracy, percentages
+from usfan.adaptation.estimate import (
+    AccuracyEstimate,
+    believed_accuracy,
+    estimate_accuracy,
+    percentages,
+)
 from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
@@ -78,6 +83,8 @@ class Adaptation:
     classifier: Classifier
     guide: Guidance
     loop: Loop
+    shift: float
+    """Distance of the images from the training images, relative to the spread of these."""
     replay: Stepper | None
 
     def __init__(
@@ -157,6 +164,7 @@ class Adaptation:
         )
         before = self.outputs()
         check_finite(before)
+        self.shift = float(self.posterior.distances(before.features).mean())
         if self.plan.config.setting == "auto":
             self.decide_setting(before)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
@@ -444,8 +452,16 @@ class Adaptation:
         seconds: float,
     ) -> AdaptedModel:
         judgement = self.judgement(decision, before, after)
-        history = self.history(decision, seconds, judgement)
-        temperature = self.confidence_temperature(decision, after, judgement)
+        estimate = estimate_accuracy(
+            self.guard.score_of(decision.epoch),
+            count=len(self.guard.rows),
+            doubt=self.doubt,
+            pretrained=self.source.pretrained,
+            shift=self.shift,
+            rejects=self.guide.rejects,
+        )
+        history = self.history(decision, seconds, estimate, judgement)
+        temperature = self.confidence_temperature(decision, after, estimate, judgement)
         after = dataclasses.replace(after, probs=(after.logits / temperature).softmax(dim=1))
         method = self.plan.method
         if self.folder is not None and self.runtime.rank == 0:
@@ -497,31 +513,35 @@ class Adaptation:
         return self.naming.naming.share_in_doubt if self.naming else None
 
     def confidence_temperature(
-        self, decision: GuardDecision, after: Outputs, judgement: Judgement | None
+        self,
+        decision: GuardDecision,
+        after: Outputs,
+        estimate: AccuracyEstimate,
+        judgement: Judgement | None,
     ) -> float:
         """T of the model that is kept: its mean confidence is its measured or estimated accuracy. Without the guard,
         the last iterate stays as it is."""
-        if not self.plan.method.adapts or not self.plan.config.guard or self.naming is None:
+        doubt = self.doubt
+        if not self.plan.method.adapts or not self.plan.config.guard or doubt is None:
             return 1.0
-        accuracy = believed_accuracy(self.guard.score_of(decision.epoch), self.naming.naming)
+        score = self.guard.score_of(decision.epoch)
+        accuracy = believed_accuracy(score, estimate, doubt)
         if judgement is not None:
             measured = judgement.adapted if decision.epoch else judgement.source
             accuracy = measured.value
         return matching_temperature(after.logits, accuracy)
 
     def history(
-        self, decision: GuardDecision, seconds: float, judgement: Judgement | None
+        self,
+        decision: GuardDecision,
+        seconds: float,
+        estimate: AccuracyEstimate,
+        judgement: Judgement | None,
     ) -> dict[str, Any]:
         """What metrics.json says of the run, beside the figures that need labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
         doubt = self.doubt
-        estimate = estimate_accuracy(
-            self.guard.score_of(decision.epoch),
-            count=len(self.guard.rows),
-            doubt=doubt,
-            rejects=self.guide.rejects,
-        )
         judged = self.guard.score_of(decision.candidate)
         verdict = verdict_of(judged, estimate, judgement, classes=len(self.source.classes))
         labelled = {}
@@ -540,6 +560,7 @@ class Adaptation:
             "classes": self.target_classes,
             "setting": config.setting,
             "doubt": None if doubt is None else round(doubt, 4),
+            "shift": round(self.shift, 3),
             "verdict": verdict.to_dict(),
             "guard": {
                 "on": config.guard,
