@@ -36,6 +36,7 @@ from usfan.errors import ConfigError
 from usfan.maths.agreement import Interval
 from usfan.maths.measurement import measured_accuracy
 from usfan.maths.names import View
+from usfan.maths.objectives import entropy
 from usfan.maths.outputs import Outputs
 from usfan.models.backbones import weights_hash
 from usfan.progress import looking
@@ -64,7 +65,7 @@ class Check:
     classes: dict[str, object]
     """Setting, reason, and the share of the images in each class; `new` is the share of new classes."""
     doubtful: tuple[str, ...]
-    """The images that fit least to those that the model was trained on, the worst first."""
+    """The images that fit the model least: far from its training images, and uncertain. The worst first."""
     images: int
     unreadable: int = 0
     labels: int = 0
@@ -198,7 +199,8 @@ def check_model(
         accuracy = measured_accuracy([(len(store), right)])
         basis = LABELS
         reason = "if the labelled images were drawn at random"
-    worst = distances.argsort(descending=True)[:MOST_DOUBTFUL]
+    strangeness = rank(distances) + rank(entropy(outputs.posterior_probs))
+    worst = strangeness.argsort(descending=True, stable=True)[:MOST_DOUBTFUL]
     return Check(
         accuracy,
         basis,
@@ -211,6 +213,11 @@ def check_model(
         count,
         figures | {"confidence": float(outputs.probs.amax(dim=1).mean())},
     )
+
+
+def rank(values: Tensor) -> Tensor:
+    """N: 0 for the least. Distance finds images of something else, entropy those that the model gets wrong."""
+    return values.argsort().argsort()
 
 
 def look(model: SourceModel, store: Store, runtime: Runtime) -> tuple[Outputs, Tensor]:
