@@ -32,7 +32,7 @@ from usfan.engine.features import features_of, on_features
 from usfan.engine.passes import forward_store
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 from usfan.maths.agreement import Interval
 from usfan.maths.measurement import measured_accuracy
 from usfan.maths.names import View
@@ -122,7 +122,8 @@ class Check:
             "fit least": ", ".join(self.doubtful[:3]),
         }
         if self.basis == IMAGES:
-            lines["next"] = f"label {USUAL_ANSWERS} or more images drawn at random (labels=…)"
+            count = f"{USUAL_ANSWERS} or more images drawn at random"
+            lines["next"] = f"to measure, label {count}: {option('labels', 'FILE')}"
         return lines
 
     def prometheus(self, model: str, data: str) -> str:
@@ -185,10 +186,10 @@ def check_model(
     accuracy, reason, figures = evidence.accuracy(
         predictions, str(classes["setting"]), model.classes
     )
-    told = model.summary.get("estimated_accuracy")
-    if accuracy is not None and isinstance(told, dict) and told.get("reason"):
+    earlier = model.summary.get("estimated_accuracy")
+    if accuracy is not None and isinstance(earlier, dict) and earlier.get("reason"):
         accuracy = None  # an adapted model follows the structure, whatever its names
-        reason = str(told["reason"])
+        reason = str(earlier["reason"])
     basis = IMAGES
     count = 0
     if labels is not None:
@@ -327,6 +328,7 @@ class Evidence:
             shift=self.shift,
             rejects=rejects,
         )
-        reason = estimate.reason or f"{ASSUMPTION}, {estimate.counts}"
+        joint = ", " if rejects else " and "
+        reason = estimate.reason or f"{ASSUMPTION}{joint}{estimate.counts}"
         figures = {"evidence": score.accuracy[0], "structure": score.structure[0]}
         return estimate.before, reason, {**figures, "doubt": doubt}

@@ -80,8 +80,8 @@ def half_width(structure: float, count: int) -> float:
 
 
 def believed_accuracy(score: EpochScore, estimate: AccuracyEstimate, doubt: float) -> float:
-    """Accuracy that the confidence of the kept model should show. If it cannot be told, half of the images whose cluster
-    may have a wrong name count as wrong."""
+    """Accuracy that the confidence of the kept model should show. If it cannot be told, half of the images whose
+    cluster may have a wrong name count as wrong."""
     if estimate.after is not None:
         return estimate.after.value
     return max(score.accuracy[1] * (1 - doubt / 2), 0.0)
