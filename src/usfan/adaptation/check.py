@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.estimate import estimate_accuracy, of_adapted
 from usfan.adaptation.guard import Guard, looked_at
 from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.naming import name_target
@@ -186,10 +186,12 @@ def check_model(
     accuracy, reason, figures = evidence.accuracy(
         predictions, str(classes["setting"]), model.classes
     )
+    confidence = float(outputs.probs.amax(dim=1).mean())
     earlier = model.summary.get("estimated_accuracy")
-    if accuracy is not None and isinstance(earlier, dict) and earlier.get("reason"):
-        accuracy = None  # an adapted model follows the structure, whatever its names
-        reason = str(earlier["reason"])
+    if accuracy is not None and isinstance(earlier, dict):
+        accuracy = of_adapted(accuracy, earlier.get("after"), confidence)
+        if accuracy is None:
+            reason = str(earlier.get("reason"))
     basis = IMAGES
     count = 0
     if labels is not None:
@@ -212,7 +214,7 @@ def check_model(
         len(store),
         len(store.unreadable),
         count,
-        figures | {"confidence": float(outputs.probs.amax(dim=1).mean())},
+        figures | {"confidence": confidence},
     )
 
 

@@ -87,6 +87,17 @@ def believed_accuracy(score: EpochScore, estimate: AccuracyEstimate, doubt: floa
     return max(score.accuracy[1] * (1 - doubt / 2), 0.0)
 
 
+def of_adapted(share: Interval, earlier: object, confidence: float) -> Interval | None:
+    """Accuracy of an adapted model on images: it follows their structure whatever its names, so it is no better than
+    its confidence, or than its adaptation believed (`earlier`, the stored estimate in percent; None: it could not
+    tell)."""
+    figures = earlier if isinstance(earlier, dict) else {}
+    value, low = (figures.get(name) for name in ("value", "low"))
+    if not isinstance(value, (int, float)) or not isinstance(low, (int, float)):
+        return None
+    return interval(min(share.value, confidence, value / 100), (value - low) / 100)
+
+
 def why_not(structure: float, doubt: float | None, *, pretrained: bool) -> str:
     """Why accuracy cannot be told, from κ of the source model and the doubt about names; empty if it can."""
     if doubt is None:
