@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from usfan import workflow
+from usfan.adaptation.check import Check
 from usfan.config import RuntimeConfig
 from usfan.data.lists import read_classes
 from usfan.data.sources import ImageData, ImageSource
@@ -250,6 +251,33 @@ def label_record(labels: LabelSource | None) -> str | None:
     if labels is None:
         return None
     return str(labels) if isinstance(labels, (str, Path)) else "labels in memory"
+
+
+@shielded
+def check(
+    model: ModelSource,
+    data: Images,
+    labels: LabelSource | None = None,
+    *,
+    module: nn.Module | None = None,
+    runtime: RuntimeSettings | None = None,
+    device: str | None = None,
+    progress: bool | None = None,
+) -> Check:
+    """How good a model is on images without labels: accuracy, shift, classes, the images that fit least.
+
+    Args:
+        model: A model, its folder or a Hub id.
+        data: The images. Labels in them are not used.
+        labels: Labels of images drawn at random, as for `adapt`: accuracy is measured instead of estimated.
+        module: The network of a model folder that is not timm's.
+        runtime, device: Where to compute.
+        progress: True (the default) or False.
+    """
+    with for_api(progress, "checking"):
+        return workflow.check(
+            as_model(model, module), as_images(data), start_runtime(runtime, device), labels
+        )
 
 
 @shielded

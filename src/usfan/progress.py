@@ -11,6 +11,7 @@ import html
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,8 @@ from usfan.errors import printable as escaped
 PATIENCE = 2.0
 """Seconds before anything is shown."""
 console = Console(stderr=True)
+network_at_work: ContextVar[str] = ContextVar("network_at_work", default="features")
+"""Name of the network that is looking at the images, for the display of its pass."""
 
 StepProgress = Callable[[int, int, dict[str, float]], None]
 """Called with (images seen, images in all, figures): see `usfan.engine.loop.Progress`."""
@@ -150,6 +153,16 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+@contextlib.contextmanager
+def looking(network: str) -> Iterator[None]:
+    """Passes inside are those of this network."""
+    token = network_at_work.set(network)
+    try:
+        yield
+    finally:
+        network_at_work.reset(token)
 
 
 @contextlib.contextmanager

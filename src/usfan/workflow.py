@@ -1,4 +1,4 @@
-"""The walks of `train` and `adapt`, which the command line and the Python API call. An adaptation:
+"""The walks of `train`, `adapt` and `check`, which the command line and the Python API call. An adaptation:
 
     plan      every setting gets a value, from the user, the preset, the method and facts about the model
     prepare   images or features, the witness's description, the judge, the user's labels: each once
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from usfan.adaptation.check import Check, check_model
 from usfan.adaptation.forecast import describe_plan
 from usfan.adaptation.inputs import prepare
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
@@ -83,6 +84,8 @@ class Output:
     """Whether paths and file names are left out."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further lines of config.yaml."""
+    started: float = field(default_factory=time.perf_counter)
+    """When the command started, by `time.perf_counter`."""
 
 
 def describe(
@@ -104,6 +107,15 @@ def describe(
     if len(sources) > 1:
         lines.append(f"this {len(sources)} times, once for each source")
     return "\n".join(lines)
+
+
+def check(model: SourceModel, data: ImageData, runtime: Runtime, labels: Any = None) -> Check:
+    """How good the model is on these images. `labels` are the user's of images drawn at random."""
+    few = None
+    if labels is not None:
+        few = few_labels(labels, data, model.classes, open_set=True)
+    images = decode(data, model.spec, runtime)
+    return check_model(model, images, runtime, data.where, few)
 
 
 def train(
@@ -231,6 +243,7 @@ def adapt(
                 images = decode(data, source.spec, runtime)
                 inputs = prepare(plan, source.load(), images, runtime, few, witness)
                 model = run_adaptation(inputs, runtime, folder, progress)
+        model.history["seconds"] = round(time.perf_counter() - output.started, 3)
         if isinstance(data, ImageData):
             model.passes = dataclasses.replace(passes_of(model), images=data.without_labels())
             if runtime.rank == 0 and folder is not None:

@@ -22,6 +22,7 @@ from studies.families.task import Task, cpu, load_task
 from torch import Tensor
 
 from usfan.adaptation.methods import METHODS
+from usfan.maths.calibration import calibration_metrics
 from usfan.maths.questions import name_questions
 from usfan.store.model import AdaptedModel
 from usfan.workflow import adapt_model
@@ -96,6 +97,15 @@ class Runs:
             "accuracy": self.accuracy(path[-1], judged),
             "seconds": round(seconds, 2),
         }
+        records = model.history["records"]
+        row["doubt"] = model.history["doubt"]
+        row["ece"] = ece_of(model, self.task.labels)
+        row["figures"] = {
+            "before": records[0]["validators"],
+            "after": records[-1]["validators"],
+        }
+        row["estimate"] = model.history["estimated_accuracy"]
+        row["verdict"] = model.history["verdict"]["value"]
         guard = model.history.get("guard") or {}
         if self.settings["guard"] and guard:
             kept = model.passes.after.logits.argmax(dim=1)
@@ -181,6 +191,21 @@ def outputs_of(model: AdaptedModel, table: Tensor) -> dict[str, Tensor]:
         tensors["soft_labels"] = naming.known_labels.half()
         tensors["marginals"] = naming.marginals
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def ece_of(model: AdaptedModel, labels: Tensor) -> dict[str, float]:
+    """Calibration error of the source model, and of the model that is kept before and after its rescaling."""
+    passes = model.passes
+    assert passes is not None
+    tables = {
+        "source": passes.before.probs,
+        "plain": passes.after.logits.softmax(dim=1),
+        "rescaled": passes.after.probs,
+    }
+    errors = {}
+    for name, probs in tables.items():
+        errors[name] = round(calibration_metrics(probs, labels)["ece"], 2)
+    return errors
 
 
 def can_run(family: str, method: str, budget: LabelBudget) -> bool:

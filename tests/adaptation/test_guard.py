@@ -115,7 +115,8 @@ def test_a_look_survives_json():
 
 
 def estimate(score: EpochScore, count: int = 10**6, *, doubt=0.0, **more) -> dict:
-    return estimate_accuracy(score, count=count, doubt=doubt, **more).to_dict()
+    settings = {"pretrained": True, **more}
+    return estimate_accuracy(score, count=count, doubt=doubt, **settings).to_dict()
 
 
 def test_estimated_accuracy_is_an_interval_in_percent():
@@ -125,6 +126,31 @@ def test_estimated_accuracy_is_an_interval_in_percent():
     for when in ("before", "after"):
         share = figures[when]
         assert 0 <= share["low"] <= share["value"] <= share["high"] <= 100
+
+
+def width(**more) -> float:
+    figures = estimate(more.pop("score", START), **more)["before"]
+    return figures["high"] - figures["low"]
+
+
+def test_the_interval_is_wider_the_less_structure_the_model_follows_and_the_fewer_images():
+    firm = dataclasses.replace(START, structure=(0.95, 0.95), accuracy=(0.5, 0.5))
+    loose = dataclasses.replace(firm, structure=(0.45, 0.95))
+    assert width(score=loose) > 2 * width(score=firm)
+    assert width(score=firm, count=50) > 2 * width(score=firm)
+
+
+def test_accuracy_that_cannot_be_told():
+    loose = dataclasses.replace(START, structure=(0.5, 0.5))
+    assert estimate(loose)["before"] is not None
+    assert "follow only 50%" in estimate(loose, pretrained=False)["reason"]
+    assert "in doubt" in estimate(START, doubt=0.3)["reason"]
+    assert "too few images" in estimate(START, doubt=None)["reason"]
+
+
+def test_a_model_may_know_its_training_images_by_heart():
+    assert estimate(START, shift=1.0)["before"]["high"] == 100
+    assert estimate(START, shift=1.2)["before"]["high"] < 100
 
 
 def test_the_estimate_says_what_new_classes_mean_for_it():

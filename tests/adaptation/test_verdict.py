@@ -16,7 +16,7 @@ GAIN = EpochScore(2, 0.3, Interval(0.2, 0.15, 0.25), 0.8, (0.6, 0.8), (0.6, 0.8)
 
 
 def verdict(score=GAIN, doubt=0.02, judgement=None):
-    estimate = estimate_accuracy(score, count=10**6, doubt=doubt)
+    estimate = estimate_accuracy(score, count=10**6, doubt=doubt, pretrained=True)
     return verdict_of(score, estimate, judgement, classes=7)
 
 

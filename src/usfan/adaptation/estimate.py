@@ -8,10 +8,15 @@ model follows so little of the structure that its names are accidents. Then the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from usfan.adaptation.guard import EpochScore
-from usfan.adaptation.thresholds import ACCURACY_ERROR, NAMED_STRUCTURE
+from usfan.adaptation.thresholds import (
+    ACCURACY_ERROR,
+    FOLLOWED_STRUCTURE_STRICT,
+    NAMED_STRUCTURE,
+    TRAINING_IMAGES,
+)
 from usfan.maths.agreement import Interval
 from usfan.maths.names import IN_DOUBT
 
@@ -41,26 +46,63 @@ class AccuracyEstimate:
 
 
 def estimate_accuracy(
-    score: EpochScore, *, count: int, doubt: float | None, rejects: bool = False
+    score: EpochScore,
+    *,
+    count: int,
+    doubt: float | None,
+    pretrained: bool,
+    shift: float = math.inf,
+    rejects: bool = False,
 ) -> AccuracyEstimate:
     """From the guard's figures of the model that is kept, on `count` images. `doubt` is the share of the images whose
-    cluster may have a wrong name (None: there are no clusters). With few images the interval is wider, by the error of
-    a share among so many. If images may be called unknown (`rejects`), unknown is one more class, and it is right for
-    images of new classes; otherwise the estimate holds if there are none."""
+    cluster may have a wrong name (None: there are no clusters), `pretrained` says whether a pretrained network looked,
+    and `shift` how far the images lie from the training images (1: not at all). If images may be called unknown
+    (`rejects`), unknown is one more class, and it is right for images of new classes; otherwise the estimate holds if
+    there are none."""
     counts = WITH_UNKNOWN if rejects else ALL_KNOWN
-    reason = why_not(score.structure[0], doubt)
+    structure = score.structure[0]
+    reason = why_not(structure, doubt, pretrained=pretrained)
     if reason:
         return AccuracyEstimate(None, None, counts, reason)
-    error = math.hypot(ACCURACY_ERROR, 1.645 * 0.5 / math.sqrt(count))
+    error = half_width(structure, count)
     before, after = (interval(value, error) for value in score.accuracy)
+    if shift < TRAINING_IMAGES:
+        before, after = (replace(share, high=1.0) for share in (before, after))
     return AccuracyEstimate(before, after, counts)
 
 
-def why_not(structure: float, doubt: float | None) -> str:
+def half_width(structure: float, count: int) -> float:
+    """Of the 90 % interval: the less of the structure the source model follows (κ), the wider. With few images it is
+    wider too, by the error of a share among so many."""
+    return math.hypot(
+        ACCURACY_ERROR * math.sqrt(1 - min(structure, 1.0)), 1.645 * 0.5 / math.sqrt(count)
+    )
+
+
+def believed_accuracy(score: EpochScore, estimate: AccuracyEstimate, doubt: float) -> float:
+    """Accuracy that the confidence of the kept model should show. If it cannot be told, half of the images whose
+    cluster may have a wrong name count as wrong."""
+    if estimate.after is not None:
+        return estimate.after.value
+    return max(score.accuracy[1] * (1 - doubt / 2), 0.0)
+
+
+def of_adapted(share: Interval, earlier: object, confidence: float) -> Interval | None:
+    """Accuracy of an adapted model on images: it follows their structure whatever its names, so it is no better than
+    its confidence, or than its adaptation believed (`earlier`, the stored estimate in percent; None: it could not
+    tell)."""
+    figures = earlier if isinstance(earlier, dict) else {}
+    value, low = (figures.get(name) for name in ("value", "low"))
+    if not isinstance(value, (int, float)) or not isinstance(low, (int, float)):
+        return None
+    return interval(min(share.value, confidence, value / 100), (value - low) / 100)
+
+
+def why_not(structure: float, doubt: float | None, *, pretrained: bool) -> str:
     """Why accuracy cannot be told, from κ of the source model and the doubt about names; empty if it can."""
     if doubt is None:
         return "there are too few images to compare"
-    if structure < NAMED_STRUCTURE:
+    if structure < (NAMED_STRUCTURE if pretrained else FOLLOWED_STRUCTURE_STRICT):
         return (
             f"the source model's predictions follow only {max(structure, 0):.0%} of the images' structure,"
             " so its names may be accidents"

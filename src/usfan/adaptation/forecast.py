@@ -48,4 +48,3 @@ def describe_plan(
         all_layers = full_training(seconds, count, schedule.epochs) + networks * count * seconds
         lines.append(f"expected: about {all_layers:.0f} s if all layers are trained")
     return lines
-

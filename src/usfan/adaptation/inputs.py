@@ -22,6 +22,7 @@ from usfan.errors import ConfigError, DataError, option
 from usfan.maths.user_labels import UserLabels
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
+from usfan.progress import looking
 from usfan.store.model import SourceModel
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ def prepare(
     network = copy.deepcopy(source.classifier)
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
     backbone_hash = weights_hash(source.classifier.backbone)
-    plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
+    with looking("source model"):
+        plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
     hashes = {backbone_hash} if plan.config.tune == "new" else set()
     if witness is None and plan.method.needs_witness:
         describer = find_witness(plan, source, backbone_hash)

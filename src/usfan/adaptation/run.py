@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.estimate import (
+    AccuracyEstimate,
+    believed_accuracy,
+    estimate_accuracy,
+)
 from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
@@ -41,11 +45,13 @@ from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
 from usfan.errors import option
+from usfan.maths.calibration import matching_temperature
 from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier, settle_layout
+from usfan.progress import looking
 from usfan.store.model import AdaptedModel, Passes
 from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.threads import threads_for
@@ -56,14 +62,7 @@ log = logging.getLogger(__name__)
 
 IMAGES = "the images themselves"
 """The judge of a network from scratch."""
-NOT_IN_SUMMARY = (
-    "records",
-    "validators",
-    "guard",
-    "estimated_accuracy",
-    "verdict",
-    "labelled",
-)
+NOT_IN_SUMMARY = ("records", "validators", "guard", "verdict", "labelled")
 
 
 def run(
@@ -82,6 +81,8 @@ class Adaptation:
     classifier: Classifier
     guide: Guidance
     loop: Loop
+    shift: float
+    """Distance of the images from the training images, relative to the spread of these."""
     replay: Stepper | None
     evidence: LabelEvidence
 
@@ -160,6 +161,7 @@ class Adaptation:
         before = self.outputs()
         check_finite(before)
         class_probs = self.uncertainty.predictive(before.features, 1.0)
+        self.shift = float(self.posterior.distances(before.features).mean())
         if self.plan.config.setting == "auto":
             self.decide_setting(before, class_probs)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
@@ -257,7 +259,8 @@ class Adaptation:
             part = dataclasses.replace(
                 images, values=images.values[rows], positions=rows, key=key
             )
-            features = self.inputs.judge.features(part, self.runtime)
+            with looking("judge"):
+                features = self.inputs.judge.features(part, self.runtime)
         elif self.judge_name == IMAGES:
             features = thumbnails(images, rows, self.runtime)
         draws = self.posterior.draws(
@@ -385,6 +388,7 @@ class Adaptation:
             "fit": score.fit[1],
             "gain": score.gain.value,
             "names": score.names,
+            "accuracy": score.accuracy[1],
         }
         self.record(epoch, validators)
 
@@ -453,7 +457,17 @@ class Adaptation:
         after: Outputs,
         seconds: float,
     ) -> AdaptedModel:
-        history = self.history(decision, seconds)
+        estimate = estimate_accuracy(
+            self.guard.score_of(decision.epoch),
+            count=len(self.guard.rows),
+            doubt=self.doubt,
+            pretrained=self.source.pretrained,
+            shift=self.shift,
+            rejects=self.guide.rejects,
+        )
+        history = self.history(decision, seconds, estimate)
+        temperature = self.confidence_temperature(decision, after, estimate)
+        after = dataclasses.replace(after, probs=(after.logits / temperature).softmax(dim=1))
         method = self.plan.method
         if self.folder is not None and self.runtime.rank == 0:
             epochs = self.schedule.epochs
@@ -479,6 +493,7 @@ class Adaptation:
             summary_of(history),
             method.certainty.temperature,
             self.plan.config.samples,
+            temperature,
             self.uncertainty,
             method.name,
             rule,
@@ -486,17 +501,40 @@ class Adaptation:
             passes,
         )
 
-    def history(self, decision: GuardDecision, seconds: float) -> dict[str, Any]:
+    @property
+    def doubt(self) -> float | None:
+        """Share of the images whose cluster may have a wrong name."""
+        return self.naming.naming.share_in_doubt if self.naming else None
+
+    def confidence_temperature(
+        self,
+        decision: GuardDecision,
+        after: Outputs,
+        estimate: AccuracyEstimate,
+    ) -> float:
+        """T of the model that is kept: its mean confidence is its measured or estimated accuracy. Without the guard,
+        the last iterate stays as it is."""
+        doubt = self.doubt
+        if not self.plan.method.adapts or not self.plan.config.guard or doubt is None:
+            return 1.0
+        score = self.guard.score_of(decision.epoch)
+        accuracy = believed_accuracy(score, estimate, doubt)
+        judgement = self.evidence.judgement
+        if judgement is not None:
+            measured = judgement.adapted if decision.epoch else judgement.source
+            accuracy = measured.value
+        return matching_temperature(after.logits, accuracy)
+
+    def history(
+        self,
+        decision: GuardDecision,
+        seconds: float,
+        estimate: AccuracyEstimate,
+    ) -> dict[str, Any]:
         """What metrics.json says of the run, beside the figures that need labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
-        doubt = self.naming.naming.share_in_doubt if self.naming else None
-        estimate = estimate_accuracy(
-            self.guard.score_of(decision.epoch),
-            count=len(self.guard.rows),
-            doubt=doubt,
-            rejects=self.guide.rejects,
-        )
+        doubt = self.doubt
         judged = self.guard.score_of(decision.candidate)
         verdict = verdict_of(
             judged, estimate, self.evidence.judgement, classes=len(self.source.classes)
@@ -509,6 +547,7 @@ class Adaptation:
             "classes": self.target_classes,
             "setting": config.setting,
             "doubt": None if doubt is None else round(doubt, 4),
+            "shift": round(self.shift, 3),
             "verdict": verdict.to_dict(),
             "labelled": self.evidence.to_dict(),
             "guard": {

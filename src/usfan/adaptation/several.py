@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from usfan.adaptation.estimate import estimate_accuracy
+from usfan.adaptation.estimate import AccuracyEstimate, believed_accuracy, estimate_accuracy
 from usfan.adaptation.guard import Guard, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.methods import Method
@@ -27,6 +27,7 @@ from usfan.data.store import Store
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
 from usfan.errors import DataError
+from usfan.maths.calibration import matching_temperature
 from usfan.maths.names import TargetNaming
 from usfan.maths.outputs import Outputs
 from usfan.maths.source_mixture import evidence_shares
@@ -83,7 +84,22 @@ def mix_adapted(
     )
     guard = judge_mixture(mixture, members, method)
     names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
-    mixture.history = history_of(mixture, members, config, names, guard)
+    naming = mixture.passes.naming
+    doubt = None if naming is None else naming.naming.share_in_doubt
+    score = guard.history[-1]
+    estimate = estimate_accuracy(
+        score,
+        count=len(guard.rows),
+        doubt=doubt,
+        pretrained=all(model.pretrained for model in members),
+        rejects=mixture.unknown_rule is not None,
+    )
+    mixture.history = history_of(mixture, members, config, names, guard, estimate, doubt)
+    if method.adapts and config.guard and doubt is not None:
+        believed = believed_accuracy(score, estimate, doubt)
+        mixture.confidence_temperature = matching_temperature(after.logits, believed)
+        after = dataclasses.replace(after, probs=mixture.rescale(after.logits))
+        mixture.passes = dataclasses.replace(mixture.passes, after=after)
     # no path: folders are shared
     mixture.summary = {name: mixture.history[name] for name in ("method", "epochs", "seconds")}
     mixture.summary["verdict"] = mixture.history["verdict"]["sentence"]
@@ -130,6 +146,8 @@ def history_of(
     config: AdaptConfig,
     names: Sequence[str],
     guard: Guard,
+    estimate: AccuracyEstimate,
+    doubt: float | None,
 ) -> dict[str, Any]:
     """The figures for metrics.json: the guard's decision for each member, and the figures of any run for the
     mixture."""
@@ -159,14 +177,7 @@ def history_of(
     settings = dataclasses.asdict(config)
     if classes:
         settings["setting"] = classes["setting"]
-    doubt = passes.naming.naming.share_in_doubt if passes.naming else None
     score = guard.history[-1]
-    estimate = estimate_accuracy(
-        score,
-        count=len(guard.rows),
-        doubt=doubt,
-        rejects=mixture.unknown_rule is not None,
-    )
     return {
         "method": config.method,
         "epochs": config.epochs,

@@ -44,16 +44,18 @@ SEARCH_ROUNDS = 12
 SMOOTHING_NEIGHBOURS = 10
 """Neighbours that the score of an image is averaged over."""
 
-# The guard (`guard`): guard.md.
+# The guard (`guard`): guard.md; the estimated accuracy: estimates.md.
 
 GUARD_IMAGES = 1_000
 """Images that the guard judges by. More make the interval narrower, and cost time."""
 GUARD_DRAWS = 8
 """Heads drawn from the source posterior."""
-NAMED_STRUCTURE = 0.25
-"""κ of the source model from which its names count for something."""
-ACCURACY_ERROR = 0.13
-"""Largest error of the estimated accuracy in nine of ten runs that the guard was chosen on, with many images."""
+NAMED_STRUCTURE = 0.4
+"""κ of the source model from which accuracy can be told; without a pretrained network, `FOLLOWED_STRUCTURE_STRICT`."""
+ACCURACY_ERROR = 0.16
+"""Error of the estimated accuracy in nine of ten cases, with many images and κ near 0."""
+TRAINING_IMAGES = 1.05
+"""Relative distance below which images may be the training images themselves, which a model can know by heart."""
 
 # How much of the network is trained (`tune`): ladder.md.
 

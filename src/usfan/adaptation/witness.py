@@ -45,6 +45,7 @@ from usfan.models.backbones import (
     timm_classifier,
 )
 from usfan.models.hub import cache_only
+from usfan.progress import looking
 from usfan.store.model import SourceModel, came_pretrained
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class Witness:
     def testimony(self, store: Store, runtime: Runtime) -> Tensor:
         """u, N × (F + C), of whole images."""
         spec = whole(self.spec, self.module)
-        return testimony(self.features_at(spec, store, runtime), self.classifier)
+        with looking("witness"):
+            features = self.features_at(spec, store, runtime)
+        return testimony(features, self.classifier)
 
     def features_at(
         self,

@@ -10,13 +10,14 @@ import dataclasses
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from usfan.cli import flags
 from usfan.config import RuntimeConfig, TrainConfig, make_config
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, printable
 from usfan.uncertainty.registry import UNCERTAINTIES
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def adapt(
             in.
         unlabelled: Ignore labels; read folders of any name and depth.
     """
+    started = time.perf_counter()
     from usfan import workflow
     from usfan.cli.edges import load_module, open_data, open_runtime, say_adapted, show_steps
     from usfan.progress import say
@@ -180,7 +182,7 @@ def adapt(
         settings,
         runtime,
         show_steps,
-        output=workflow.Output(out, resume, private, record),
+        output=workflow.Output(out, resume, private, record, started),
         labels=labels,
     )
     if runtime.rank:
@@ -189,6 +191,58 @@ def adapt(
         say(f"{out} is finished already")
     else:
         say_adapted(model, images, out, data, source, module, private=private)
+
+
+def check(
+    model: str,
+    data: str,
+    /,
+    *,
+    out: str | None = None,
+    labels: str | None = None,
+    fail_under: float | None = None,
+    prometheus: str | None = None,
+    root: str | None = None,
+    strict: bool = False,
+    module: str | None = None,
+    computing: flags.OneProcess = HERE,
+) -> int | None:
+    """Say how good a model is on unlabelled images. Nothing is trained.
+
+    Args:
+        out (FILE.json): File for the figures.
+        labels: Labels of images drawn at random, a table path,label: accuracy is measured instead of estimated.
+        fail_under (P): Exit code 3 if accuracy is below P percent, 4 if that cannot be told.
+        prometheus (FILE.prom): File for the figures as Prometheus reads them.
+    """
+    from usfan import workflow
+    from usfan.cli.edges import load_model, must_be_a_file, open_data, open_runtime, say_skipped
+    from usfan.files import write_json, write_text
+
+    if fail_under is not None and not 0 < fail_under <= 100:
+        raise ConfigError(
+            f"--fail-under must be a percentage above 0, at most 100; got {fail_under:g}"
+        )
+    for flag, file in (("--out", out), ("--prometheus", prometheus)):
+        if file is not None:
+            must_be_a_file(Path(file), flag)
+    images, _ = open_data(data, root=root, strict=strict, unlabelled=True)
+    result = workflow.check(
+        load_model(model, module, "auto"), images, open_runtime(computing), labels
+    )
+    if out is not None:
+        write_json(Path(out), result.to_dict())
+    if prometheus is not None:
+        write_text(Path(prometheus), result.prometheus(model, data))
+    say_skipped(images)
+    for name, text in result.lines().items():
+        print(f"{name}: {printable(text, 300)}")
+    if fail_under is None:
+        return 0
+    below = result.below(fail_under)
+    answer = {True: "yes", False: "no", None: "cannot be told"}[below]
+    print(f"below {fail_under:g} %: {answer}")
+    return {True: 3, False: 0, None: 4}[below]
 
 
 def evaluate(
@@ -427,6 +481,7 @@ FUNCTIONS = (
     train,
     posterior,
     adapt,
+    check,
     evaluate,
     predict,
     report,
@@ -436,6 +491,6 @@ FUNCTIONS = (
     reproduce,
     completion,
 )
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     function.__name__: function for function in FUNCTIONS
 }

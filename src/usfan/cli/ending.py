@@ -1,7 +1,7 @@
 """How a command ends: exit codes, one line for errors, and signals.
 
-0 done, 1 a fault, 2 a user's mistake, 130 interrupted (SIGINT, Ctrl-C), 141 nobody reads the output any more, 143
-terminated (SIGTERM).
+0 done, 1 a fault, 2 a user's mistake, 3 and 4 answers of `check --fail-under`, 130 interrupted (SIGINT, Ctrl-C), 141
+nobody reads the output any more, 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations

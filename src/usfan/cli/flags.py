@@ -106,7 +106,7 @@ def group(*parts: list[Flag], hidden: type | None = None) -> Group:
 class Command:
     """A command, as its function describes it."""
 
-    function: Callable[..., None]
+    function: Callable[..., int | None]
     summary: str
     flags: dict[str, Flag]
     hidden: dict[str, Field[Any]]
@@ -124,7 +124,7 @@ class Command:
 
 
 @functools.cache
-def describe(function: Callable[..., None]) -> Command:
+def describe(function: Callable[..., int | None]) -> Command:
     """The arguments of a command, read from the signature and the docstring of its function."""
     summary, _, arguments = (function.__doc__ or "").partition("Args:")
     docs = {name: (metavar, text) for name, metavar, text in ARGUMENT.findall(arguments)}

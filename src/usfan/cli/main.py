@@ -46,15 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with naming_flags(), stoppable(), quiet_threads():
             settings = parse_settings(name, words[1:])
             with budget(settings.pop("budget", 1.0)):
-                call(describe(COMMANDS[name]), settings)
+                code = call(describe(COMMANDS[name]), settings)
             sys.stdout.flush()
+            return code
     except (Exception, KeyboardInterrupt) as error:
         advice = "" if settings is None else how_to_continue(name, settings)
-        code = exit_code(program, error, advice)
-        if code is None:
+        fault = exit_code(program, error, advice)
+        if fault is None:
             raise
-        return code
-    return 0
+        return fault
 
 
 def parse_settings(name: str, words: Sequence[str]) -> dict[str, Any]:

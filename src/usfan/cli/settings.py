@@ -148,8 +148,9 @@ def resume_settings(command: Command, settings: Settings) -> Settings:
     return check_settings(command, {**stored, **settings})
 
 
-def call(command: Command, settings: Settings) -> None:
-    """Run a command. Its parameter `computing` gets the fields of `RuntimeConfig`, `settings` what no other takes."""
+def call(command: Command, settings: Settings) -> int:
+    """Run a command; returns the exit code. Its parameter `computing` gets the fields of `RuntimeConfig`, `settings`
+    what no other takes."""
     rest = dict(settings)
     positional = []
     named: Settings = {}
@@ -163,7 +164,7 @@ def call(command: Command, settings: Settings) -> None:
             positional.append(rest.pop(name))
         elif name in rest:
             named[name] = rest.pop(name)
-    command.function(*positional, **named)
+    return command.function(*positional, **named) or 0
 
 
 def how_to_continue(name: str, settings: Settings) -> str:

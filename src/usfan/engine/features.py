@@ -34,7 +34,7 @@ from usfan.engine.passes import (
 from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier, plain_layout
-from usfan.progress import bar
+from usfan.progress import bar, network_at_work
 from usfan.threads import threads_for, use
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def batches(
     through: Pass, store: Store, size: int, runtime: Runtime
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's rows and their features, batch by batch."""
-    with bar("features", len(store)) as display:
+    with bar(network_at_work.get(), len(store)) as display:
         for rows in own_batches(len(store), size, runtime):
             yield rows, through(store, rows)
             display.advance(len(rows))

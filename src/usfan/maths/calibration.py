@@ -9,6 +9,7 @@ With p (N×K) the probabilities, y (N) the labels, c = max_k p the confidence an
 Everything is computed in float64 on the host.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from usfan.errors import DataError, option
 
 BINS = 15
+LARGEST_TEMPERATURE = 50.0
 SMALLEST = torch.finfo(torch.float32).tiny
 """A float32 softmax that underflowed to 0 counts as this: its log is −87, not −∞."""
 
@@ -27,6 +29,22 @@ class ReliabilityBins(NamedTuple):
     confidence: Tensor
     accuracy: Tensor
     counts: Tensor
+
+
+def matching_temperature(logits: Tensor, accuracy: float) -> float:
+    """T such that the mean of max softmax(z / T), which falls in T, is the accuracy, as far as 1/50 ≤ T ≤ 50 allows;
+    by bisection on log T. Logits N × K."""
+    low = -math.log(LARGEST_TEMPERATURE)
+    high = math.log(LARGEST_TEMPERATURE)
+    logits = logits.double()
+    for _ in range(40):
+        middle = (low + high) / 2
+        confidence = (logits / math.exp(middle)).softmax(dim=1).amax(dim=1).mean()
+        if float(confidence) > accuracy:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
 
 
 def calibration_metrics(

@@ -49,8 +49,8 @@ def normalised_entropy(probs: Tensor) -> Tensor:
 
 
 SCORES: dict[str, Callable[[Outputs], Tensor]] = {
-    "entropy": lambda out: normalised_entropy(_double(out.probs)),
-    "max-softmax": lambda out: 1 - _double(out.probs).max(dim=1).values,
+    "entropy": lambda out: normalised_entropy(_double(out.logits).softmax(dim=1)),
+    "max-softmax": lambda out: 1 - _double(out.logits).softmax(dim=1).max(dim=1).values,
     "posterior-entropy": lambda out: normalised_entropy(_double(out.posterior_probs)),
     "mutual-information": lambda out: _double(out.mutual_information),
     "energy": lambda out: -_double(out.logits).logsumexp(dim=1),

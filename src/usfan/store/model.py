@@ -77,6 +77,8 @@ class SourceModel:
     """Settings and scores of the training; no sample."""
     temperature: float = 0.4
     samples: int = 128
+    confidence_temperature: float = 1.0
+    """T: `probs` is softmax(logits / T). Adaptation sets it such that mean confidence is the estimated accuracy."""
     uncertainty: Uncertainty = None  # type: ignore[assignment]  # __post_init__ fills it
     """Where certainty comes from: by default the posterior, which every model has."""
     kind = "source"
@@ -128,10 +130,14 @@ class SourceModel:
         posterior_probs, information = self.uncertainty.moments(
             features, self.temperature, self.samples
         )
-        probs = logits.softmax(dim=1)
+        probs = self.rescale(logits)
         outputs = Outputs(features, logits, probs, posterior_probs, information)
         check_finite(outputs)
         return outputs
+
+    def rescale(self, logits: Tensor) -> Tensor:
+        """B × K probabilities of the point estimate."""
+        return (logits / self.confidence_temperature).softmax(dim=1)
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:
         """B booleans: judged to be of no known class."""
@@ -304,6 +310,7 @@ class MixtureModel(AdaptedModel):
         method: str | None = None,
         unknown_rule: UnknownRule | None = None,
         summary: JsonTable | None = None,
+        confidence_temperature: float = 1.0,
     ) -> MixtureModel:
         """Mix models. Classes are those of the first member unless others are given, matched by name."""
         first = members[0]
@@ -317,6 +324,7 @@ class MixtureModel(AdaptedModel):
             spec=first.spec,
             architecture=first.architecture,
             summary=summary or {},
+            confidence_temperature=confidence_temperature,
             method=method or str(getattr(first, "method", "source-only")),
             unknown_rule=unknown_rule,
             members=tuple(members),
@@ -345,7 +353,8 @@ class MixtureModel(AdaptedModel):
         same_order = []
         for number, member in enumerate(outputs):
             same_order.append(reordered(member, self.order(number).to(member.logits.device)))
-        return mixed(same_order, torch.tensor(self.shares))
+        joint = mixed(same_order, torch.tensor(self.shares))
+        return replace(joint, probs=self.rescale(joint.logits))
 
     def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
         return self.mix([model.outputs_of_pixels(pixels) for model in self.members])

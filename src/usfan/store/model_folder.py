@@ -103,6 +103,7 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
         rule = model.unknown_rule
         config["method"] = model.method
         config["unknown_rule"] = None if rule is None else rule.to_dict()
+    config["confidence_temperature"] = model.confidence_temperature
     config["classes"] = list(model.classes)
     config["summary"] = {} if private else model.summary
     return config

@@ -68,7 +68,7 @@ class OutputsGraph(nn.Module):
         features, logits = self.classifier((pixels - self.mean) / self.std)
         draws = model.uncertainty.scaled_draws(features, model.temperature, model.samples)
         posterior_probs, information = draw_moments(draws)
-        return Outputs(features, logits, logits.softmax(dim=1), posterior_probs, information)
+        return Outputs(features, logits, model.rescale(logits), posterior_probs, information)
 
 
 class PhotographGraph(nn.Module):

@@ -65,6 +65,8 @@ class ModelConfig:
     unknown_rule: UnknownRule | None
     uncertainty: JsonTable
     """The kind of uncertainty in use, and its settings; the posterior ("kronecker") in folders that do not say."""
+    confidence_temperature: float
+    """1 in folders that do not say."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class MixtureConfig:
     method: str
     unknown_rule: UnknownRule | None
     summary: JsonTable
+    confidence_temperature: float
     kind: str = "mixture"
 
 
@@ -183,6 +186,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
         reader.read("method", str) if is_adapted else "",
         read_rule(reader) if is_adapted else None,
         read_uncertainty_settings(reader),
+        read_confidence_temperature(reader),
     )
 
 
@@ -198,7 +202,13 @@ def read_mixture(reader: _Reader, classes: tuple[str, ...]) -> MixtureConfig:
         reader.read("method", str),
         read_rule(reader),
         reader.summary(),
+        read_confidence_temperature(reader),
     )
+
+
+def read_confidence_temperature(reader: _Reader) -> float:
+    name = "confidence_temperature"
+    return float(reader.read(name, TEMPERATURES)) if name in reader.values else 1.0
 
 
 def check_config(values: JsonTable, file: Path) -> None:

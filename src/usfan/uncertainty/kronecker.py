@@ -246,6 +246,15 @@ class KroneckerPosterior(Uncertainty):
             "bd,mkd->bmk", self._extended(features), self.draw_heads(samples, seed)
         )
 
+    @torch.no_grad()
+    def distances(self, features: Features) -> Tensor:
+        """B: φᵀ(A + ρI)⁻¹φ relative to its mean over the source, with ρ = mean(a) D'/N because A is that of N samples.
+        Its mean is 1 on the source, and larger the farther the samples lie from it."""
+        a = self.feature_values.double()
+        ridge = a + a.mean() * len(a) / self.count
+        squares = (self._extended(features) @ self.feature_vectors).double().square()
+        return (squares / ridge).sum(dim=1) / (a / ridge).sum()
+
     def scaled_draws(
         self,
         features: Tensor,
