@@ -1,12 +1,13 @@
 """The paper's claims on Office-31 with a frozen EfficientNet-Lite0, and the open-set tables.
 
-    python -m studies.paper CACHE OUT.jsonl closed|parts|open|digits|choose [--seeds 2019 2020 2021]
+    python -m studies.paper CACHE OUT.jsonl closed parts field open digits choose [--seeds 2019 2020 2021]
 
 `studies.families.domains` fills CACHE (families office31 and digits). Rows that OUT.jsonl has are not run again. A row
 has its commit, the settings that were passed and the seconds. The model is that of the last epoch; labels only score.
 
 closed   six tasks: the methods of the paper, under our settings, the paper's and the authors'
 parts    six tasks: U-SFAN without one of its parts, and with the point estimate in place of the posterior
+field    six tasks: the field's methods under our settings and, where they have their own, under the authors'
 open     six tasks, 10 known and 11 new classes, the split of the literature
 digits   MNIST 0–5 known, UCI digits 6–9 new
 choose   the weight of `separation`, on other classes and seeds: three random splits of Office-31 (10 known, 11 new) and
@@ -66,6 +67,10 @@ PARTS: dict[str, Settings] = {
     "neither": {"method": "u-sfan", **PLAIN},
     "no weights, memory": {"method": "shot-im", "diversity_memory": 0.9},
     "authors, point": {"method": "u-sfan", "preset": "authors", "uncertainty": "point"},
+}
+FIELD: dict[str, Settings] = {
+    **{name: {"method": name} for name in ("upa", "lsc", "nrc", "aad", "cowa")},
+    **{f"{name} (authors)": {"method": name, "preset": "authors"} for name in ("nrc", "aad")},
 }
 OPEN: dict[str, Settings] = {
     "source-only": {"method": "source-only"},
@@ -140,7 +145,9 @@ class Rows:
                 row = run_cell(source, target, {**settings, **changes, "seed": seed})
                 with self.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({**name, **row}, ensure_ascii=False) + "\n")
-                print(*name.values(), row["accuracy"], row.get("os"), row.get("hos"), flush=True)
+                print(
+                    *name.values(), row["accuracy"], row.get("os"), row.get("hos"), flush=True
+                )
 
 
 def run_cell(
@@ -231,14 +238,14 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = Rows(options.out)
     split = benchmark("office31").class_split("open")
+    closed_sets = {"closed": CLOSED, "parts": PARTS, "field": FIELD}
     for table in options.tables:
         if table == "choose":
             choose(rows, options.cache)
             continue
         for seed in options.seeds:
-            if table in ("closed", "parts"):
-                cases = CLOSED if table == "closed" else PARTS
-                closed(rows, options.cache, table, cases, seed)
+            if table in closed_sets:
+                closed(rows, options.cache, table, closed_sets[table], seed)
             elif table == "open":
                 classes = (split.source, split.target)
                 opened(rows, options.cache, table, OPEN, seed, classes)
