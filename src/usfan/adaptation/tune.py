@@ -21,7 +21,7 @@ from usfan.data.store import Store
 from usfan.engine.features import features_of, on_features
 from usfan.engine.passes import forward_store
 from usfan.engine.runtime import Runtime
-from usfan.maths.agreement import NEIGHBOURS, evenly_spaced, kappa
+from usfan.maths.agreement import NEIGHBOURS, kappa, sample_rows
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.models.classifier import Classifier
 from usfan.store.model import SourceModel
@@ -73,7 +73,7 @@ def choose_tune(
     store = features_of(network, store, source.spec, runtime, weights=backbone_hash)
     features, logits = forward_store(on_features(network), store, source.spec, runtime)
     count, classes = logits.shape
-    rows = evenly_spaced(count).to(logits.device)
+    rows = sample_rows(count).to(logits.device)
     near, _ = nearest_neighbours(features[rows], NEIGHBOURS)
     explained = float(kappa(logits.argmax(dim=1)[rows], near, classes))
     return decide(explained, count / classes), store
