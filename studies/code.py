@@ -13,6 +13,7 @@ import inspect
 import sys
 
 from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.term import Term
 
 
 @functools.cache
@@ -22,7 +23,8 @@ def code_of(method: str) -> str:
     modules = set()
     for part in (*row.parts, *row.all_terms):
         for kind in type(part).__mro__:
-            if kind.__module__.startswith("usfan.adaptation"):
+            is_part = kind.__module__ != Term.__module__
+            if is_part and kind.__module__.startswith("usfan.adaptation"):
                 modules.add(kind.__module__)
     texts = [plain(name) for name in sorted(modules)]
     texts.append(repr((sorted(row.settings().items()), sorted(row.stage.items()), row.settles)))

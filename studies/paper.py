@@ -59,6 +59,11 @@ CLOSED: dict[str, Settings] = {
     "shot": {"method": "shot"},
     "u-sfan (paper)": {"method": "u-sfan", "preset": "paper"},
     "u-sfan (authors)": {"method": "u-sfan", "preset": "authors"},
+    "u-sfan (authors, τ = 0.4)": {
+        "method": "u-sfan",
+        "preset": "authors",
+        "temperature": 0.4,
+    },
     "u-sfan (default)": {"method": "u-sfan"},
     "u-sfan+ (authors)": {"method": "u-sfan+", "preset": "authors"},
     "u-sfan+ (default)": {"method": "u-sfan+"},
