@@ -134,9 +134,12 @@ def office_source(cache: Path, domain: str, classes: tuple[str, ...], seed: int)
 class Rows:
     """Runs one cell at a time, and writes those that the file lacks."""
 
-    def __init__(self, out: Path, only_cases: list[str] | None = None) -> None:
+    def __init__(
+        self, out: Path, only_cases: list[str] | None = None, targets: list[str] | None = None
+    ) -> None:
         self.out = out
         self.only_cases = only_cases
+        self.targets = (*(targets or OFFICE), "uci")
         self.done = {self.key(row) for row in read_rows(out)}
 
     @staticmethod
@@ -148,6 +151,8 @@ class Rows:
 
     def wants(self, table: str, task: str, seed: int, case: str) -> bool:
         if self.only_cases and case not in self.only_cases:
+            return False
+        if task.split("→")[-1] not in self.targets:
             return False
         return (table, task, seed, case) not in self.done
 
@@ -299,9 +304,10 @@ def main() -> None:
     parser.add_argument("tables", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--cases", nargs="+", help="only these")
+    parser.add_argument("--targets", nargs="+", default=list(OFFICE), help="only these")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = Rows(options.out, options.cases)
+    rows = Rows(options.out, options.cases, options.targets)
     split = benchmark("office31").class_split("open")
     open_sets = {"open": OPEN, "certainty": CERTAINTY}
     closed_sets = {"closed": CLOSED, "parts": PARTS, "field": FIELD}
@@ -310,7 +316,7 @@ def main() -> None:
             choose(rows, options.cache)
             continue
         if table == "canary":
-            for case in canaries():
+            for case in options.cases or canaries():
                 rows.write(
                     {"table": table, "task": "digits", "seed": 0, "case": case},
                     canary_row(case),
