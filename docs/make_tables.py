@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))  # studies
 OPEN_FIGURES = {
     "os": "OS",
     "os_star": "OS*",
@@ -335,7 +336,7 @@ def separation_table() -> str:
         figures = [
             f"{statistics.fmean(r[figure] for r in members):.1f}" for figure in OPEN_FIGURES
         ]
-        lines.append([method, f"{separation:g}", *figures])
+        lines.append([marked(method, members), f"{separation:g}", *figures])
     return markdown(["method", "separation", *OPEN_FIGURES.values()], lines)
 
 
@@ -473,6 +474,94 @@ def times_table() -> str:
     return markdown(["what", "seconds"], [[r["what"], f"{r['seconds']:.1f}"] for r in rows])
 
 
+def paper_rows(*tables: str) -> list[dict]:
+    return [row for row in load("paper.json")["rows"] if row["table"] in tables]
+
+
+def marked(name: str, rows: list[dict]) -> str:
+    """The name with a dagger if its rows were measured with another code of the method, or with one that nobody
+    recorded."""
+    from studies.code import code_of
+
+    codes = {row.get("code") == code_of(row.get("settings", row)["method"]) for row in rows}
+    return name if codes == {True} else f"{name} †"
+
+
+def apart(rows: list[dict], base: list[dict], figure: str) -> str:
+    """The mean difference of cells paired by table, task and seed, ± its standard error over tasks (each is the mean
+    of its seeds), and the number of cells that are higher."""
+    cell = lambda row: (row["table"].split()[-1], row["task"], row["seed"])  # noqa: E731
+    before = {cell(row): row[figure] for row in base}
+    pairs = [
+        (cell(row), row[figure] - before[cell(row)]) for row in rows if cell(row) in before
+    ]
+    by_task: dict[tuple, list[float]] = collections.defaultdict(list)
+    for (table, task, _), change in pairs:
+        by_task[table, task].append(change)
+    means = [statistics.fmean(changes) for changes in by_task.values()]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
+    wins = sum(change > 0 for _, change in pairs)
+    return f"{statistics.fmean(means):+.1f} ± {error:.1f} ({wins} of {len(pairs)})"
+
+
+def by_case(rows: list[dict]) -> dict[str, list[dict]]:
+    cases: dict[str, list[dict]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(row)
+    return cases
+
+
+def paper_closed_table(*tables: str, others: tuple[str, ...] = ()) -> str:
+    """Accuracy by task; differences to SHOT-IM in the same cells. `others` are cases of the table closed."""
+    closed = by_case(paper_rows("closed"))
+    cases = {name: closed[name] for name in others} | by_case(paper_rows(*tables))
+    tasks = sorted({row["task"] for rows in cases.values() for row in rows})
+    lines = []
+    for name, rows in cases.items():
+        means = [statistics.fmean(r["accuracy"] for r in rows if r["task"] == t) for t in tasks]
+        line = [marked(name, rows), *(f"{mean:.1f}" for mean in means)]
+        line.append(over_seeds(by_seed(rows, lambda r: r["accuracy"])))
+        line.append("" if name == "shot-im" else apart(rows, closed["shot-im"], "accuracy"))
+        lines.append(line)
+    short = [
+        f"{source[0].upper()}→{target[0].upper()}"
+        for source, target in (t.split("→") for t in tasks)
+    ]
+    return markdown(["case", *short, "average", "over SHOT-IM"], lines)
+
+
+def paper_open_table(*tables: str, others: tuple[str, ...] = ()) -> str:
+    """Open-set figures, and differences to SHOT-IM in the same cells."""
+    first = by_case(paper_rows(tables[0] if not others else "open"))
+    cases = {name: first[name] for name in others} | by_case(paper_rows(*tables))
+    figures = {name: label for name, label in OPEN_FIGURES.items() if name != "aupr_unknown"}
+    lines = []
+    for name, rows in cases.items():
+        line = [marked(name, rows)]
+        line += [over_seeds(by_seed(rows, lambda r, f=f: r[f])) for f in figures]
+        for figure in ("os", "hos"):
+            line.append("" if name == "shot-im" else apart(rows, first["shot-im"], figure))
+        lines.append(line)
+    header = ["case", *figures.values(), "OS over SHOT-IM", "HOS over SHOT-IM"]
+    return markdown(header, lines)
+
+
+def separation_choice_table() -> str:
+    """The weight of separation on the classes that it was chosen on."""
+    parts = {
+        "photographs": by_case(paper_rows(*(f"choose photographs {n}" for n in (1, 2, 3)))),
+        "digits": by_case(paper_rows(*(f"choose digits {n}" for n in (1, 2)))),
+    }
+    lines = []
+    for name in parts["photographs"]:
+        line = [name]
+        for cases in parts.values():
+            for figure in ("os", "hos"):
+                line.append(f"{statistics.fmean(row[figure] for row in cases[name]):.1f}")
+        lines.append(line)
+    return markdown(["case", *(f"{part} {f}" for part in parts for f in ("OS", "HOS"))], lines)
+
+
 def digits_open_table() -> str:
     rows = load("digits-open.json")["rows"]
     figures = {
@@ -488,7 +577,9 @@ def digits_open_table() -> str:
         cells = [over_seeds(by_seed(members, lambda r, f=figure: r[f])) for figure in figures]
         lines.append(
             [
-                f"{method}, separation {separation:g}" if method != "source-only" else method,
+                marked(method, members)
+                if method == "source-only"
+                else f"{marked(method, members)}, separation {separation:g}",
                 *cells,
             ]
         )
@@ -659,7 +750,11 @@ def field_table(full: bool = False) -> str:
         if not m.startswith("u-sfan++ ") or "Lite2" in m
     ]
     tasks = {r["task"] for r in rows}
-    return task_table(rows, methods, sorted(tasks))
+    return task_table(rows, methods, sorted(tasks), CORRECTED)
+
+
+CORRECTED = ("upa", "lsc", "tent")
+"""Methods whose terms were corrected after these rows were measured."""
 
 
 def ablation_table() -> str:
@@ -668,7 +763,9 @@ def ablation_table() -> str:
     return task_table(rows, methods, sorted({r["task"] for r in rows}))
 
 
-def task_table(rows: list[dict], methods: list[str], tasks: list[str]) -> str:
+def task_table(
+    rows: list[dict], methods: list[str], tasks: list[str], daggers: tuple[str, ...] = ()
+) -> str:
     lines = []
     for method in methods:
         members = [r for r in rows if r["method"] == method]
@@ -682,7 +779,7 @@ def task_table(rows: list[dict], methods: list[str], tasks: list[str]) -> str:
         ]
         lines.append(
             [
-                method,
+                f"{method} †" if method in daggers else method,
                 *(f"{c:.1f}" for c in cells),
                 over_seeds(by_seed(members, lambda r: r["accuracy"])),
             ]
@@ -922,6 +1019,16 @@ TABLES = {
     "several-office31-u-sfan": functools.partial(several_sources_table, "office31", "u-sfan"),
     "several-digits": functools.partial(several_sources_table, "digits", "u-sfan"),
     "digits-open": digits_open_table,
+    "paper-closed": functools.partial(paper_closed_table, "closed"),
+    "paper-parts": functools.partial(
+        paper_closed_table, "parts", others=("shot-im", "u-sfan (default)")
+    ),
+    "paper-field": functools.partial(paper_closed_table, "field", others=("shot-im", "shot")),
+    "paper-open": functools.partial(paper_open_table, "open"),
+    "paper-certainty": functools.partial(
+        paper_open_table, "certainty", others=("shot-im", "u-sfan")
+    ),
+    "separation-choice": separation_choice_table,
     "agreement-digits": agreement_table,
     "office31-open": open_set_table,
     "office31-open-scores": open_set_scores_table,
@@ -970,6 +1077,9 @@ def claims() -> dict[str, list[str]]:
         for r in load("ladder.json")["rows"]
     ]
     sets = [r for r in load("class-sets.json")["rows"] if r["situation"] == "universal"]
+    cases = by_case(paper_rows("closed", "field"))
+    names = ("shot-im", "shot", "u-sfan (default)", "u-sfan+ (default)", "aad")
+    today = [f"{statistics.fmean(r['accuracy'] for r in cases[name]):.1f}" for name in names]
     universal = lambda flag: statistics.fmean(r["score"] for r in sets if r["flag"] == flag)  # noqa: E731
     return {
         "README.md": [
@@ -992,6 +1102,7 @@ def claims() -> dict[str, list[str]]:
             f"U-SFAN++ is best ({frozen['u-sfan++']:.1f})",
             f"{frozen['u-sfan++'] - frozen['shot']:.1f} points above SHOT",
             f"{frozen['u-sfan++ Lite2']:.1f} with Lite2",
+            f"average {', '.join(today[:-1])} and {today[-1]}",
         ],
         "docs/studies/class-sets.md": [
             f"H-score is then {universal('auto'):.1f}, that of the source model {universal('source-only'):.1f}",

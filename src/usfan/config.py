@@ -195,7 +195,7 @@ class AdaptConfig(OptimiserConfig):
 
 
 def read_preset(name: str, command: str) -> dict[str, Any]:
-    """The settings of a preset for `train` or `adapt`: a file in `usfan/presets`."""
+    """The settings of a preset (a file in `usfan/presets`) for `train` or `adapt`, or its further ones for a method."""
     from importlib import resources
 
     from usfan.files import parse_yaml

@@ -46,6 +46,14 @@ def test_the_second_round_matters_and_small_classes_get_no_label():
     assert set(labels.tolist()) <= {k for k in range(4) if counts[k] > threshold}
 
 
+def test_the_second_round_counts_again():
+    """Class 1 has three predictions; two of them lie with class 0, so one is left after the first round."""
+    features = torch.tensor([[1.0, 0.0]] * 6 + [[0.0, 1.0]])
+    probs = torch.tensor([[0.9, 0.1]] * 4 + [[0.4, 0.6]] * 2 + [[0.1, 0.9]])
+    assert nearest_centroid(features, probs, threshold=1, rounds=1).tolist() == [0] * 6 + [1]
+    assert nearest_centroid(features, probs, threshold=1).tolist() == [0] * 7
+
+
 def test_no_class_left_keeps_the_point_estimate():
     features, probs = target()
     assert torch.equal(nearest_centroid(features, probs, threshold=60), probs.argmax(dim=1))

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from oracles import field as oracle
 from oracles.losses import cross_entropy, entropy, softmax
-from usfan.adaptation.centroids import nearest_centroid
 from usfan.adaptation.terms import upa
 from usfan.adaptation.terms.cowa import RIDGE, WeightedMixup, jmds
 from usfan.adaptation.terms.entropy import Entropy
@@ -85,9 +84,9 @@ def test_the_order_of_the_batch_does_not_matter(name):
 
 @pytest.mark.parametrize("name", [name for name in TERMS if name != "rotation"])
 def test_cached_features_are_as_good_as_pixels(name):
-    """Nothing but rotation asks what the network takes."""
+    """Nothing but rotation and UPA's second view asks what the network takes."""
     target = random_target()
-    term = running(TERMS[name], target)
+    term = running(CleanLabels(contrast_weight=0.0) if name == "upa" else TERMS[name], target)
     assert not term.needs_pixels
     torch.testing.assert_close(term(step(target, features=True)), term(step(target)))
 
@@ -150,27 +149,6 @@ def test_votes_are_those_of_loops(votes):
     )
     assert result.tolist() == pytest.approx(expected, abs=1e-5)
     assert not torch.equal(result, vote_share(labels, near, similarity, 4, votes + 1))
-
-
-def test_upa_selects_the_cleanest_of_each_class():
-    target = random_target(60)
-    term = running(CleanLabels(), target)
-    labels = nearest_centroid(target.features, target.probs)
-    scores = oracle.vote_share(
-        target.features.tolist(), labels.tolist(), 4, 2, upa.VOTE_TEMPERATURE
-    )
-    batch_values = [
-        float(p[label]) for p, label in zip(target.probs, labels.tolist(), strict=True)
-    ]
-    scores = [round(s, 5) + 1e-6 * p for s, p in zip(scores, batch_values, strict=True)]
-    assert term.labels.tolist() == labels.tolist()
-    assert (term.clean > 0).tolist() == oracle.best_of_each_class(scores, labels.tolist(), 0.6)
-    batch = step(target)
-    clean = [i for i in range(6) if term.clean[SAMPLES[i]]]
-    one_hot = torch.eye(4)[labels[SAMPLES]].tolist()
-    expected = [cross_entropy(batch.logits[i].tolist(), one_hot[i]) for i in clean]
-    assert 0 < len(clean) < 6
-    assert float(term(batch).detach()) == pytest.approx(0.3 * sum(expected) / len(expected))
 
 
 def test_upa_votes_by_hand():
@@ -370,15 +348,6 @@ def test_sharpen_by_hand():
 
 
 # TENT
-
-
-def test_tent_by_hand():
-    target = random_target()
-    batch = step(target)
-    entropies = [entropy(p) for p in batch.probs.tolist()]
-    assert float(running(Entropy(), target)(batch).detach()) == pytest.approx(
-        sum(entropies) / 6
-    )
 
 
 @pytest.mark.parametrize(

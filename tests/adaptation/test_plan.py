@@ -136,7 +136,7 @@ def test_schedules_by_method_and_facts(method, settings, scratch, pretrained):
 @pytest.mark.parametrize(
     ("given", "name", "scratch", "pretrained"),
     [
-        ({"open_set": True}, "separation", 1.0, 1.0),
+        ({"open_set": True}, "separation", 1.0, 0.0),
         ({"separation": 0.5}, "separation", 0.5, 0.5),
         ({}, "tune", "all", "auto"),
         ({"tune": "all"}, "backbone_lr_scale", 1.0, 0.1),

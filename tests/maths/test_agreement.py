@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from usfan.maths.agreement import Comparison, bootstrap_counts, evenly_spaced, kappa
+from usfan.maths.agreement import Comparison, bootstrap_counts, kappa, sample_rows
 
 
 def naive_kappa(predicted, neighbours, classes):
@@ -131,6 +131,11 @@ def test_evidence_equals_loops_over_the_resampled_images():
         assert float(value) == pytest.approx(e(after, doubted, structure, images))
 
 
-def test_evenly_spaced():
-    assert evenly_spaced(5, 10).tolist() == [0, 1, 2, 3, 4]
-    assert evenly_spaced(100, 4).tolist() == [0, 25, 50, 75]
+def test_a_sample_is_random_and_the_same_each_time():
+    """Of a list in which every other image is of class 1, an evenly spaced half would be of one class."""
+    assert sample_rows(5, 10).tolist() == [0, 1, 2, 3, 4]
+    rows = sample_rows(2_000, 1_000)
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert 0.45 < float((rows % 2).double().mean()) < 0.55
+    assert torch.equal(rows, sample_rows(2_000, 1_000))
+    assert not torch.equal(rows, sample_rows(2_000, 1_000, seed=1))

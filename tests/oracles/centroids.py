@@ -37,16 +37,19 @@ def nearest_centroid(
     mask: Sequence[float] | None = None,
     rounds: int = 2,
 ) -> list[int]:
-    """SHOT's rule: soft centroids first, then hard ones; classes with too few samples are no candidates."""
+    """SHOT's rule: soft centroids first, then hard ones; classes with too few samples are no candidates, in the second
+    round by the labels of the first."""
     phi = with_one(features)
     samples = range(len(probs))
     classes = range(len(probs[0]))
     keep = list(mask) if mask is not None else [1.0] * len(probs)
-    counts = [sum(keep[i] for i in samples if largest(probs[i]) == k) for k in classes]
-    candidates = [k for k in classes if counts[k] > threshold]
     labels = [largest(row) for row in probs]
     share = [[p * keep[i] for p in probs[i]] for i in samples]
-    for _ in range(rounds if candidates else 0):
+    for _ in range(rounds):
+        counts = [sum(keep[i] for i in samples if labels[i] == k) for k in classes]
+        candidates = [k for k in classes if counts[k] > threshold]
+        if not candidates:
+            break
         means = {
             k: unit([sum(share[i][k] * phi[i][d] for i in samples) for d in range(len(phi[0]))])
             for k in classes

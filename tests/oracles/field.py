@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from oracles.centroids import Rows, dot, largest, unit
-from oracles.losses import EPSILON
 
 
 def nearest(row: Sequence[float], bank: Rows, k: int, own: int) -> list[int]:
@@ -31,18 +30,6 @@ class Bank:
 
     def near(self, sample: int, k: int) -> list[int]:
         return nearest(self.features[sample], self.features, k, sample)
-
-
-def lsc(bank: Bank, samples: Sequence[int], k: int, weights: Sequence[float]) -> float:
-    losses = []
-    for i in samples:
-        losses.append(
-            -sum(
-                weights[j] * math.log(dot(bank.probs[i], bank.probs[j]) + EPSILON)
-                for j in bank.near(i, k)
-            )
-        )
-    return sum(losses) / len(losses)
 
 
 def nrc(
@@ -88,7 +75,7 @@ def vote_share(
         after = list(current)
         for i, row in enumerate(rows):
             near = nearest(row, rows, voters, i)
-            strength = {j: math.exp(max(0.0, dot(row, rows[j])) / temperature) for j in near}
+            strength = {j: math.exp(dot(row, rows[j]) / temperature) for j in near}
             votes_for = [
                 sum(s for j, s in strength.items() if current[j] == k)
                 for k in range(max(labels) + 1)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from lookalikes import make
 from small_runs import TINY, usfan
 from usfan.data.benchmarks.catalogue import BENCHMARKS
+from usfan.engine.runtime import start_runtime
 from usfan.store.model import SourceModel
 from usfan.study.suite import Suite
 
@@ -70,9 +71,23 @@ def test_every_pair_and_the_table(name, tmp_path, capsys):
     assert any(
         "images" in note for note in json.loads((out / "study.json").read_text())["notes"]
     )  # other counts
+    assert ("paper" in markdown) == (name == "cifar-stl")  # not beside a random network
     if name == "cifar-stl":  # it stands beside the numbers of the paper's text
         assert "| shot-im, paper | 75.69 |" in markdown.splitlines()
         assert "| u-sfan, paper | 77.04 |" in markdown.splitlines()
+
+
+def test_a_preset_reaches_both_stages(tmp_path):
+    root = make("office31", tmp_path / "data", images=1)
+    settings = {"data": root, "allow_counts": True, "preset": "paper", "methods": ["aad"]}
+    settings |= {"backbone": "tf_efficientnet_lite0", "pretrained": "none"}
+    suite = Suite.open("office31", settings, tmp_path / "study", start_runtime(None))
+    train = suite.train_settings("A")
+    assert train["preset"] == "paper"
+    assert train["tune"] == "all"
+    assert train["epochs"] == 100
+    assert "weight_decay" not in train  # the preset's own
+    assert not suite.comparable
 
 
 @pytest.mark.parametrize(

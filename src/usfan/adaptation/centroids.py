@@ -2,7 +2,7 @@
 
 Features get a 1 appended and are scaled to length 1. Round one: centroids c_k = Σ_i p_ik φ_i / Σ_i p_ik, each sample
 goes to the nearest by cosine. Round two: the same with the hard labels of round one. Classes to which at most
-`threshold` samples go by the point estimate get no centroid.
+`threshold` samples go by the point estimate get no centroid, in round two by the labels of round one.
 
 Shapes: N samples, K classes, D features, D' = D + 1.
 """
@@ -39,12 +39,12 @@ def nearest_centroid(
         mask = torch.ones(len(probs), device=probs.device)
     weights = mask.float()[:, None]
     labels = probs.argmax(dim=1)
-    counts = (one_hot(labels, classes) * weights).sum(dim=0)
-    missing = counts <= threshold
-    if bool(missing.all()):
-        return labels
     assignment = probs * weights
     for _ in range(rounds):
+        counts = (one_hot(labels, classes) * weights).sum(dim=0)
+        missing = counts <= threshold
+        if bool(missing.all()):
+            return labels
         similarity = phi @ centroids(phi, assignment).T
         labels = similarity.masked_fill(missing, -torch.inf).argmax(dim=1)
         assignment = one_hot(labels, classes).float() * weights

@@ -36,7 +36,7 @@ from torch import Tensor
 from usfan.adaptation.target_classes import unknown_score, with_unnamed
 from usfan.adaptation.thresholds import GUARD_IMAGES, SMOOTHING_NEIGHBOURS
 from usfan.errors import UsfanError, option
-from usfan.maths.agreement import NEIGHBOURS, Comparison, Interval, evenly_spaced
+from usfan.maths.agreement import NEIGHBOURS, Comparison, Interval, sample_rows
 from usfan.maths.cluster_mixture import UNEVEN_PRIOR, fit_mixture, fit_witness_space
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.outputs import Outputs
@@ -139,7 +139,7 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
 
 def looked_at(count: int) -> Tensor:
     """Positions of the images that the guard judges by."""
-    return evenly_spaced(count, GUARD_IMAGES)
+    return sample_rows(count, GUARD_IMAGES)
 
 
 def neighbourhoods(count: int, classes: int) -> tuple[int, int]:

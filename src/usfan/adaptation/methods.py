@@ -66,6 +66,8 @@ class Method:
     """Whether BatchNorm takes the target's statistics before training."""
     published: str = ""
     """Averages of the authors, Office-31 / Office-Home / VisDA-C."""
+    differs: str = ""
+    """What the authors' program has otherwise."""
 
     @property
     def adapts(self) -> bool:
@@ -205,7 +207,7 @@ ROWS = (
     Method(
         "u-sfan++",
         "labels from a pretrained witness's clusters, named by the source posterior",
-        (WitnessLabels(), WitnessAttraction(), InformationMaximization(), Separation()),
+        (WitnessLabels(), WitnessAttraction(), InformationMaximization(), Separation(1.0)),
         split=Split(split="posterior-entropy", decision="posterior-entropy"),
     ),
     Method(
@@ -214,33 +216,37 @@ ROWS = (
         (LocalStructure(), DIVERSE),
         stage={"epochs": 32},
         published="–/71.3/85.4",
+        differs="trains the head too; fills the bank once",
     ),
     Method(
         "nrc",
         "predictions agree with neighbours, above all reciprocal ones, and their neighbours; diversity",
         (Reciprocity(), DIVERSE),
         published="89.4/–/–",
+        differs="trains the head too; fills the bank once; best epoch by target labels",
     ),
     Method(
         "aad",
         "predictions agree with the nearest neighbours and differ from the rest of the batch",
         (AttractDisperse(),),
         published="89.6/72.7/88.0",
+        differs="trains the head too; fills the bank once; lr does not decay",
     ),
     Method(
         "upa",
-        "shot with the pseudo-labels that neighbours confirm",
+        "shot with the pseudo-labels that neighbours confirm, and a contrastive term",
         (InformationMaximization(), CleanLabels()),
         published="89.9/73.0/88.7",
+        differs="draws clean samples for themselves; blur and hue in the strong view; lr warms up",
     ),
-    # Epochs, mixup's α 0.2, JMDS and lr 1e-2 with batches of 64 as in run_oh.sh of Jhyun17/CoWA-JMDS. There the
-    # learning rate does not decay, and the head moves at a tenth of it; here both are as for the other methods.
+    # Epochs, mixup's α 0.2, JMDS and lr 1e-2 with batches of 64 as in run_oh.sh of Jhyun17/CoWA-JMDS.
     Method(
         "cowa",
         "cross-entropy on mixup, weighted by the joint confidence of data and model (JMDS)",
         (WeightedMixup(),),
         stage={"epochs": 30},
         published="90.3/72.5/86.9",
+        differs="lr does not decay; the head moves at a tenth of it",
     ),
     Method(
         "shot++",
@@ -248,6 +254,7 @@ ROWS = (
         (InformationMaximization(), PseudoLabels(), Rotation()),
         then=(NextStage((MixMatch(),)),),
         published="–/73.0/–",
+        differs="second stage: a new head, two fresh views, 50 epochs; trains the rotation head first",
     ),
     # SGD, momentum 0.9, lr 2.5e-4 for batches of 64, no weight decay: so TENT is run on ImageNet-C with a ResNet-50 by
     # mr-eggplant/EATA (main.py) and mariodoebler/test-time-adaptation (cfgs/imagenet_c/tent.yaml). The authors'
@@ -263,12 +270,14 @@ ROWS = (
             "backbone_lr_scale": 1.0,
             "weight_decay": 0.0,
         },
+        differs="online: each batch is predicted as it comes, by its own BatchNorm statistics",
     ),
     Method(
         "bn-adapt",
         "the source model with the target's BatchNorm statistics; nothing is trained, one epoch",
         stage={"tune": "norm", "epochs": 1},
         settles=True,
+        differs="online: each batch is predicted by its own BatchNorm statistics",
     ),
 )
 

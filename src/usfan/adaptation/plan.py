@@ -113,6 +113,7 @@ def plan_adaptation(settings: Mapping[str, Any], facts: SourceFacts) -> Plan:
         )
         settings["method"] = preset.get("method", default)
     method = find_method(str(settings["method"]))
+    preset |= read_preset(str(settings.get("preset", "default")), method.name)
     config, method = split_settings(settings, preset, method)
     known = (facts.pretrained, facts.classes, config.batch_size, config.epochs)
     methods = {setting: method.decide(ModelFacts(*known, setting)) for setting in SETTINGS[1:]}

@@ -379,7 +379,7 @@ class Adaptation:
         if self.guide.separates:
             validators["information_maximization"] = self.guide.known_information(outputs.probs)
         predictions = outputs.logits.argmax(dim=1)
-        self.path.append(predictions.to(torch.int16))
+        self.path.append(predictions.to(torch.int32))
         self.guard.loss_finite = all(map(math.isfinite, self.epoch_figures.values()))
         labels = self.predictions(outputs) if outputs.is_finite else predictions
         score = self.guard.consider(epoch, outputs, labels, self.classifier.state_dict())
@@ -590,7 +590,8 @@ def separation_weight(plan: Plan) -> float:
     """Weight of the term that drives known and unknown images apart; 0 if no class can be new."""
     if plan.config.setting not in REJECTING:
         return 0.0
-    return sum(term.separation for term in plan.method.terms if isinstance(term, Separation))
+    terms = [term for term in plan.method.terms if isinstance(term, Separation)]
+    return sum(term.separation or 0.0 for term in terms)
 
 
 def settles_first(plan: Plan) -> bool:

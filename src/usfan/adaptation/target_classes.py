@@ -69,7 +69,7 @@ from usfan.adaptation.thresholds import (
     STRUCTURE_IMAGES_PER_CLASS,
 )
 from usfan.errors import option
-from usfan.maths.agreement import MOST_IMAGES, NEIGHBOURS, evenly_spaced, kappa
+from usfan.maths.agreement import MOST_IMAGES, NEIGHBOURS, kappa, sample_rows
 from usfan.maths.cluster_mixture import (
     UNEVEN_PRIOR,
     Fit,
@@ -160,7 +160,7 @@ def estimate_target_classes(
     features are those of a pretrained witness."""
     count, classes = log_names.shape
     most = STRUCTURE_IMAGES_PER_CLASS * classes
-    rows = evenly_spaced(count, max(MOST_IMAGES, most)).to(features.device)
+    rows = sample_rows(count, max(MOST_IMAGES, most)).to(features.device)
     names = log_names[rows]
     space = fit_witness_space(features)
     points = space.project(features[rows])
@@ -188,7 +188,7 @@ def estimate_target_classes(
     else:
         half = int(occurring(shares * len(points)).sum()) // 2
         dimensions = min(max(half, SEARCH_LEAST_DIMENSIONS), SEARCH_MOST_DIMENSIONS)
-        few = rows[evenly_spaced(len(rows), max(SEARCH_IMAGES, most)).to(rows.device)]
+        few = rows[sample_rows(len(rows), max(SEARCH_IMAGES, most)).to(rows.device)]
         names = log_names[few]
         first = search(features[few], names, dimensions)
         second = search(second_view(few).float(), names, dimensions)

@@ -30,12 +30,11 @@ from usfan.engine.passes import forward_store
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
 from usfan.errors import option
-from usfan.maths.agreement import NEIGHBOURS, evenly_spaced, kappa
+from usfan.maths.agreement import NEIGHBOURS, kappa, sample_rows
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.models.classifier import Classifier
 from usfan.progress import duration
 from usfan.store.model import SourceModel
-
 
 MEASURED_IMAGES = 16
 """Images whose time is measured."""
@@ -91,7 +90,7 @@ def choose_tune(
     store = features_of(network, store, source.spec, runtime, weights=backbone_hash)
     features, logits = forward_store(on_features(network), store, source.spec, runtime)
     count, classes = logits.shape
-    rows = evenly_spaced(count).to(logits.device)
+    rows = sample_rows(count).to(logits.device)
     near, _ = nearest_neighbours(features[rows], NEIGHBOURS)
     explained = float(kappa(logits.argmax(dim=1)[rows], near, classes))
     choice = decide(explained, count / classes)

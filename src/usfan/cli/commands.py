@@ -420,6 +420,8 @@ def methods(name: str | None = None, /, *, computing: flags.Device = HERE) -> No
     else:
         method = find_method(name)
         title = f"{method.name}: {method.summary}"
+        if method.differs:
+            title += f"\nThe authors' program: {method.differs}."
         table = Table("setting", "default", "what it does", title=title)
         docs = method.setting_docs()
         for setting, value in method.settings().items():

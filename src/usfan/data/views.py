@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -178,21 +179,41 @@ def resized_crop(
     spec: InputSpec,
     seed: int,
     epoch: int | Tensor,
-    smallest: float = 0.6,
 ) -> Tensor:
     """Per sample: a box of 60–100 % of the area, aspect 3/4–4/3, resized to size×size; the augmentation may flip it."""
+    flip_share = 0.5 if spec.augment.endswith("flip") else 0.0
     u = [keyed_uniform(seed, epoch, samples, stream) for stream in range(5)]
+    box = random_box(u, 0.6, flip_share)
+    return transform(normalise(pixels, spec), box, spec.size, padding="border")
+
+
+def strong_view(images: Tensor, samples: Tensor, seed: int, epoch: int | Tensor) -> Tensor:
+    """Another view of normalised views: a box of 20–100 % of the area, maybe flipped, with other brightness, contrast
+    and saturation (in four of five), or grey (in one of five)."""
+    if len(images) == 0:
+        return images
+    u = [keyed_uniform(seed, epoch, samples, stream).to(images) for stream in range(16, 26)]
+    images = transform(images, random_box(u, 0.2, 0.5), images.shape[-1], padding="border")
+    changes = [0.8 * (2 * number - 1).view(-1, 1, 1, 1) for number in u[5:8]]
+    brightness, contrast, saturation = (c * (u[8] < 0.8).view(-1, 1, 1, 1) for c in changes)
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = mean + (1 + contrast / 2) * (images - mean) + brightness
+    grey = images.mean(dim=1, keepdim=True)
+    colour = (1 + saturation / 2) * (u[9] >= 0.2).view(-1, 1, 1, 1)
+    return grey + colour * (images - grey)
+
+
+def random_box(u: Sequence[Tensor], smallest: float, flip_share: float) -> list[Tensor]:
+    """The matrix of a random box per sample, from five random numbers in [0, 1) each."""
     area = smallest + (1 - smallest) * u[0]
     aspect = torch.exp((2 * u[1] - 1) * math.log(4 / 3))
     width = (area * aspect).sqrt().clamp(max=1)
     height = (area / aspect).sqrt().clamp(max=1)
     centre_x = (2 * u[2] - 1) * (1 - width)
     centre_y = (2 * u[3] - 1) * (1 - height)
-    flip_share = 0.5 if spec.augment.endswith("flip") else 0.0
     sign = torch.where(u[4] < flip_share, -1.0, 1.0)
     zero = torch.zeros_like(width)
-    box = [width * sign, zero, centre_x, zero, height, centre_y]
-    return transform(normalise(pixels, spec), box, spec.size, padding="border")
+    return [width * sign, zero, centre_x, zero, height, centre_y]
 
 
 def shift_turn(

@@ -147,7 +147,10 @@ class Comparison:
         return Interval.of(value, draws)
 
 
-def evenly_spaced(count: int, most: int = MOST_IMAGES) -> Tensor:
-    """Positions of at most `most` of `count` images, evenly spaced in their order."""
-    size = min(count, most)
-    return torch.arange(size) * count // size
+def sample_rows(count: int, most: int = MOST_IMAGES, seed: int = 2022) -> Tensor:
+    """Positions of at most `most` of `count` images, drawn at random, in their order: the same whether the images are
+    sorted by class or shuffled."""
+    if count <= most:
+        return torch.arange(count)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=generator)[:most].sort().values

@@ -27,8 +27,12 @@ def unit_features(features: Tensor) -> Tensor:
 
 
 def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Positions N×k and similarities N×k (clamped at 0) of each sample's nearest neighbours, without itself."""
-    phi = unit_features(features)
+    """Positions N×k and cosines N×k of each sample's nearest neighbours, without itself."""
+    return nearest_rows(unit_features(features), k)
+
+
+def nearest_rows(phi: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same by the products of rows N×D as they are."""
     k = min(k, len(phi) - 1)
     positions = []
     similarities = []
@@ -40,7 +44,7 @@ def nearest_neighbours(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
             similarity[rows, rows + start] = -torch.inf
             top = similarity.topk(k, dim=1)
             positions.append(top.indices)
-            similarities.append(top.values.clamp_min(0))
+            similarities.append(top.values)
     return torch.cat(positions), torch.cat(similarities)
 
 
@@ -48,16 +52,17 @@ def nearest_in_bank(
     queries: Tensor,
     bank: Tensor,
     k: int,
-    samples: Tensor,
+    samples: Tensor | None = None,
 ) -> Tensor:
     """Positions B×k of the rows of the bank N×D that are nearest to each query B×D, all of length 1. `samples` (B) is
     the row of each query itself, which is excluded. Sizes alone decide the steps, so a CUDA graph can hold them."""
-    k = min(k, len(bank) - 1)
+    k = min(k, len(bank) - (samples is not None))
     rows = max(1, SIMILARITIES // len(bank))
     positions = []
-    parts = zip(queries.split(rows), samples.split(rows), strict=True)
-    for query, sample in parts:
-        similarity = query @ bank.T
-        similarity.scatter_(1, sample[:, None], -torch.inf)
+    for start in range(0, max(1, len(queries)), rows):
+        part = slice(start, start + rows)
+        similarity = queries[part] @ bank.T
+        if samples is not None:
+            similarity.scatter_(1, samples[part, None], -torch.inf)
         positions.append(similarity.topk(k, dim=1).indices)
     return torch.cat(positions)

@@ -130,6 +130,24 @@ def smoothed_cross_entropy(
     )
 
 
+def contrastive_loss(
+    first: Tensor, second: Tensor, alike: Tensor, temperature: float
+) -> Tensor:
+    """The supervised contrastive loss of two views B×K of each sample, with positive pairs `alike`, B×B; B values.
+
+    The positives of a view are the sample's other view and both views of its partners. 0 for a sample without partner.
+    """
+    B = len(first)
+    each = torch.eye(B, dtype=torch.bool, device=first.device)
+    itself = torch.eye(2 * B, dtype=torch.bool, device=first.device)
+    views = torch.nn.functional.normalize(torch.cat([first, second]), dim=1)
+    logits = views @ views.T / temperature
+    others = logits.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
+    positives = ((alike | each).repeat(2, 2) & ~itself).to(logits)
+    losses = -((logits - others) * positives).sum(dim=1) / positives.sum(dim=1).clamp_min(1)
+    return losses.view(2, B).mean(dim=0) * (alike & ~each).any(dim=1)
+
+
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """−Σ_k q_k log p_k per sample, for soft targets B×K."""
     return -(targets * logits.log_softmax(dim=1)).sum(dim=1)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from usfan.maths.agreement import NEIGHBOURS, evenly_spaced, kappa
+from usfan.maths.agreement import NEIGHBOURS, kappa, sample_rows
 from usfan.maths.neighbours import nearest_neighbours, unit_features
 from usfan.maths.objectives import entropy
 from usfan.maths.outputs import Outputs
@@ -72,7 +72,7 @@ def evidence_shares(before: Sequence[Outputs]) -> Tensor:
     sources, count = predicted.shape
     if count < 2:
         return torch.full((sources,), 1 / sources, dtype=torch.float64)
-    rows = evenly_spaced(count).to(predicted.device)
+    rows = sample_rows(count).to(predicted.device)
     joined = torch.cat([unit_features(out.features[rows]) for out in before], dim=1)
     near, _ = nearest_neighbours(joined, NEIGHBOURS)
     classes = before[0].probs.shape[1]

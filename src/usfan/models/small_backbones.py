@@ -84,7 +84,7 @@ class CNN13(nn.Module):
         width = channels
         for number, block in enumerate(blocks):
             if number:
-                layers += [nn.MaxPool2d(2), nn.Dropout(0.5)]
+                layers += [nn.MaxPool2d(2), nn.Identity()]  # the authors have no dropout here
             for after, kernel, padding in block:
                 layers += [
                     nn.Conv2d(width, after, kernel, padding=padding),

@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from usfan.errors import DataError
-from usfan.maths.agreement import evenly_spaced
+from usfan.maths.agreement import sample_rows
 from usfan.maths.calibration import calibration_metrics, reliability_bins
 from usfan.maths.objectives import entropy
 from usfan.metrics.changes import changed_images, changed_rows, passes_of
@@ -156,7 +156,7 @@ def feature_map(
     """The features on two axes, before and after, coloured by predicted class; crosses are wrong by the labels."""
     images = images_of(target, data)
     colours = class_colours(len(images.classes))
-    rows = evenly_spaced(len(images), most)
+    rows = sample_rows(len(images), most)
     figure, panels = new_panels(images, when, height=4.4)
     for name, axes in panels.items():
         points = images.tensors[f"features_{name}"][rows].double().numpy()

@@ -34,7 +34,7 @@ def predicted_classes(model: AdaptedModel) -> Tensor:
     outputs = model.passes.after
     unknown = model.flag_unknown(outputs)
     predicted = outputs.logits.argmax(dim=1).masked_fill(unknown, len(model.classes))
-    return predicted.to("cpu", torch.int16)
+    return predicted.to("cpu", torch.int32)
 
 
 def agreement(one: Tensor, other: Tensor) -> float:

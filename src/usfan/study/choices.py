@@ -96,6 +96,8 @@ def take_source(settings: Settings) -> Settings:
         flag = item.name if item.name in ("backbone", "pretrained") else f"source_{item.name}"
         if settings.get(flag) is not None and item.name != "seed":
             source[item.name] = convert(item, settings.pop(flag))
+    if settings.get("preset"):
+        source.setdefault("preset", settings["preset"])
     make_config(TrainConfig, source)
     return source
 

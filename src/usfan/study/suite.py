@@ -24,7 +24,7 @@ import torch
 from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.plan import expand_short_forms, settings_of_method
-from usfan.config import RuntimeConfig
+from usfan.config import RuntimeConfig, read_preset
 from usfan.data.benchmarks.benchmark import DEFAULTS, Benchmark, Copy
 from usfan.data.benchmarks.layouts import load_domain
 from usfan.data.benchmarks.user_domains import fitting
@@ -256,8 +256,11 @@ class Suite:
         if self.is_done(cell):
             return read_mapping(self.cell_path(cell))
         method = METHODS[cell.method]
-        recipe = self.benchmark.recipe_for(cell.source).adapt
-        usual = {name: value for name, value in recipe.items() if name not in method.stage}
+        recipe = self.benchmark.recipe_for(cell.source)
+        preset = str(self.settings.get("preset") or "default")
+        more = {**read_preset(preset, "adapt"), **read_preset(preset, cell.method)}
+        usual = recipe.under(more, recipe.adapt)
+        usual = {name: value for name, value in usual.items() if name not in method.stage}
         settings = settings_of_method(cell.method, {**usual, **self.settings})
         settings["seed"] = cell.seed
         model = self.source_model(cell.source, cell.seed)
@@ -319,11 +322,7 @@ class Suite:
         folder = self.model_folder(source, seed)
         if (folder / "config.json").is_file():
             return
-        settings = {
-            **self.benchmark.recipe_for(source).train,
-            **self.source_settings,
-            "seed": seed,
-        }
+        settings = {**self.train_settings(source), "seed": seed}
         spec = create_backbone(settings["backbone"], "none").spec
         started = time.perf_counter()
         pair = next(pair for pair in self.pairs if pair[0] == source)
@@ -333,6 +332,23 @@ class Suite:
         model = train_source(store, runtime=self.engine, **settings)
         model.summary["seconds"] = round(time.perf_counter() - started, 2)
         model.save(folder)
+
+    def train_settings(self, source: str) -> Settings:
+        """Of stage 1: the user's over the preset's over the recipe's."""
+        recipe = self.benchmark.recipe_for(source)
+        preset = str(self.source_settings.get("preset") or "default")
+        usual = recipe.under(read_preset(preset, "train"), recipe.train)
+        return {**usual, **self.source_settings}
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the paper's numbers may stand beside ours: not if its networks are pretrained and ours are random."""
+        recipe = self.benchmark.recipe or DEFAULTS
+        settings = {**recipe.train, **self.source_settings}
+        is_random = settings["backbone"] in SMALL_BACKBONES
+        return recipe.train.get("backbone") in SMALL_BACKBONES or not (
+            is_random or settings.get("pretrained") == "none"
+        )
 
     def target_store(
         self,
@@ -392,7 +408,7 @@ class Suite:
         return Table.build(
             self.rows(),
             title=title,
-            benchmark=self.name,
+            benchmark=self.name if self.comparable else None,
             setting=self.setting,
             metric=self.metric,
         )

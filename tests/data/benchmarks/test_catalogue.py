@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import lookalikes
 from usfan.config import AdaptConfig, TrainConfig, make_config
 from usfan.data.benchmarks.catalogue import BENCHMARKS, benchmark
 from usfan.data.benchmarks.layouts import check, load_domain
 from usfan.errors import ConfigError, DataError
+from usfan.models.small_backbones import SMALL_BACKBONES
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 FOLDERS = ("office31", "office-home", "visda-c", "domainnet")
@@ -81,6 +83,32 @@ def test_class_splits():
     assert "bike_helmet" not in office.target
     with pytest.raises(ConfigError, match="VisDA-C has no open-set split"):
         benchmark("visda-c").class_split("open")
+
+
+def test_a_preset_replaces_what_all_benchmarks_share_and_nothing_else():
+    """The paper's weight decay is its own; CIFAR9→STL9 keeps the rates of its program."""
+    from usfan.config import read_preset
+
+    office = benchmark("office31").recipe
+    cifar = benchmark("cifar-stl").recipe
+    paper = read_preset("paper", "train")
+    assert "weight_decay" not in office.under(paper, office.train)
+    assert office.under(paper, office.train)["epochs"] == 100
+    rates = read_preset("authors", "nrc")
+    assert "lr" not in office.under(rates, office.adapt)
+    assert cifar.under(rates, cifar.adapt)["lr"] == 1e-3
+
+
+def test_cifar_stl_is_as_the_authors_have_it():
+    """A plain linear head without bias, all at one rate, no dropout, all images trained on."""
+    recipe = benchmark("cifar-stl").recipe
+    train = {"bottleneck": 0, "head_bias": False, "head_norm": False, "validation_share": 0.0}
+    train |= {"backbone_lr_scale": 1.0, "lr": 0.01, "epochs": 20, "tune": "all"}
+    assert {name: recipe.train[name] for name in train} == train
+    adapt = {"lr": 1e-3, "backbone_lr_scale": 1.0, "epochs": 20, "tune": "all"}
+    assert {name: recipe.adapt[name] for name in adapt} == adapt
+    network = SMALL_BACKBONES["cnn13"]()
+    assert not any(isinstance(layer, torch.nn.Dropout) for layer in network.modules())
 
 
 def test_recipes_follow_the_protocol():

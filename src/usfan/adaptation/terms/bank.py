@@ -39,10 +39,13 @@ class Bank(Term):
     def look(self, batch: Batch) -> Tensor:
         """Write the batch into the bank; positions B×k of each sample's nearest neighbours in it."""
         features = normalize(batch.features, dim=1)
+        self.write(batch, features)
+        return nearest_in_bank(features, self.features, self.neighbours, batch.samples)
+
+    def write(self, batch: Batch, features: Tensor) -> None:
         rows = self.context.gather(batch.samples)
         self.features.index_copy_(0, rows, self.context.gather(features))
-        self.probs.index_copy_(0, rows, self.context.gather(batch.probs))
-        return nearest_in_bank(features, self.features, self.neighbours, batch.samples)
+        self.probs.index_copy_(0, rows, self.context.gather(batch.probs.detach()))
 
     def mean(self, each: Tensor, batch: Batch) -> Tensor:
         """The mean over the samples judged known, noted for the log."""

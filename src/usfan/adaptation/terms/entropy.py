@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from usfan.adaptation.terms.term import Batch, Term
-from usfan.maths.objectives import recipe_entropy
+from usfan.maths.objectives import soft_cross_entropy
 
 
 @dataclass
@@ -15,6 +15,6 @@ class Entropy(Term):
     """Predictions are certain on each sample."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        loss = self.context.mean(recipe_entropy(batch.probs), batch)
+        loss = self.context.mean(soft_cross_entropy(batch.logits, batch.probs), batch)
         batch.notes["loss_entropy"] = loss
         return loss

@@ -6,10 +6,12 @@ the source's, known samples look unknown.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from usfan.adaptation.model_facts import ModelFacts
 from usfan.adaptation.terms.term import Batch, Term
 from usfan.config import number
 from usfan.maths.objectives import recipe_entropy
@@ -19,8 +21,15 @@ from usfan.maths.objectives import recipe_entropy
 class Separation(Term):
     """Raises the entropy of samples judged unknown."""
 
-    separation: float = number(1.0)
-    """σ, weight of the term that raises the entropy of images judged unknown; only if there may be new classes."""
+    separation: float | None = number(None)
+    """σ, weight of the term that raises the entropy of images judged unknown, if there may be new classes; by default
+    1 for a network trained from scratch, else 0."""
+
+    def decide(self, facts: ModelFacts) -> Separation:
+        weight = self.separation
+        if weight is None:
+            weight = 0.0 if facts.pretrained else 1.0
+        return dataclasses.replace(self, separation=weight)
 
     def __call__(self, batch: Batch) -> Tensor:
         if not (self.separation and self.guide.rejects):

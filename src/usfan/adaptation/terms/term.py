@@ -100,9 +100,18 @@ class Context:
         """Those of the gathered rows that belong to this process's batch."""
         if self.runtime.world == 1:
             return rows
+        return rows[self.positions(batch)]
+
+    def whole(self, rows: Tensor, batch: Batch) -> Tensor:
+        """The rows B×… of the global batch; a gradient passes to those of this process's batch."""
+        if self.runtime.world == 1:
+            return rows
+        return self.gather(rows.detach()).index_copy(0, self.positions(batch), rows)
+
+    def positions(self, batch: Batch) -> Tensor:
+        """Where the samples of this process's batch are in the global batch."""
         samples = self.gather(batch.samples)
-        positions = (samples == batch.samples[:, None]).int().argmax(dim=1)
-        return rows[positions]
+        return (samples == batch.samples[:, None]).int().argmax(dim=1)
 
     def pin(self, table: Tensor) -> None:
         """Write the user's labels, if there are any, into a table of N labels or N × K probabilities."""

@@ -48,6 +48,13 @@ class Recipe:
     adapt: Mapping[str, Any]
     """Fields of `AdaptConfig`, and settings of methods."""
     seeds: tuple[int, ...] = (2019, 2020, 2021)
+    special: frozenset[str] = frozenset()
+    """Names of the settings that this benchmark has for itself: a preset does not change them."""
+
+    def under(self, preset: Mapping[str, Any], stage: Mapping[str, Any]) -> dict[str, Any]:
+        """`train` or `adapt` without the settings that a preset has."""
+        names = stage.keys() - (preset.keys() - self.special)
+        return {name: stage[name] for name in stage if name in names}
 
 
 DEFAULTS = Recipe({}, {})

@@ -21,7 +21,8 @@ from usfan.errors import ConfigError
 def _recipe(base: dict[str, Any], fields: dict[str, Any]) -> Recipe:
     train = base["train"] | fields.get("train", {}) | {"backbone": fields["backbone"]}
     adapt = base["adapt"] | fields.get("adapt", {})
-    return Recipe(train, adapt)
+    special = {*fields.get("train", {}), *fields.get("adapt", {})}
+    return Recipe(train, adapt, special=frozenset(special))
 
 
 def _class_splits(fields: dict[str, Any]) -> dict[str, ClassSplit]:
