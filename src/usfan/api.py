@@ -24,6 +24,7 @@ from usfan.metrics.evaluate import evaluate as run_evaluation
 from usfan.progress import StepProgress, bar, for_api
 from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, SourceModel, as_images, as_model
+from usfan.training.posthoc import ImageProcessor
 from usfan.training.posthoc import attach_posterior as attach
 from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.registry import find_uncertainty
@@ -116,7 +117,7 @@ def attach_posterior(
     damping: str = "exact",
     curvature: str = "sum",
     weight_decay: float | None = None,
-    spec: InputSpec | None = None,
+    spec: InputSpec | ImageProcessor | None = None,
     uncertainty: str = "posterior",
     dropout_rate: float | None = None,
     members: int = 8,
@@ -127,16 +128,17 @@ def attach_posterior(
     """Fit a posterior to a classifier that is already trained. Nothing is retrained, and the module is copied.
 
     Args:
-        module: A torch classifier that ends in a Linear layer.
+        module: A torch classifier that ends in a Linear layer, or an image classifier of transformers.
         data: Images of the training domain, preferably labelled.
-        head: Name of that Linear layer; timm models know theirs.
+        head: Name of that Linear layer; models of timm and transformers know theirs.
         classes: Names of the outputs in the module's order, as a sequence or a file. If labels show that the order is
             wrong, it is refused, and the error names the order that fits.
         prior: Prior precision: a positive number, "evidence", or "weight-decay" (× the number of images).
         damping: How the prior enters the factors: "exact" or "factored".
         curvature: Of the loss summed over the images ("sum") or of its mean ("mean").
         weight_decay: Weight decay of the training, for prior="weight-decay".
-        spec: Input of the module. timm models know theirs; for others it is guessed.
+        spec: Input of the module, or the image processor of a transformers model. timm models, and transformers models
+            beside whose weights a processor lies, know theirs; for others it is guessed.
         uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
         dropout_rate: Rate of MC dropout.
         members: Heads of an ensemble, which needs labels.

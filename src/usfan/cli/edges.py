@@ -110,13 +110,22 @@ def fit_model(
 ) -> SourceModel:
     """Fit a posterior to this model: a folder says what its network is, a state dict does not."""
     from usfan.data.lists import read_classes
+    from usfan.models import hugging_face
     from usfan.store.model import SourceModel
+    from usfan.store.model_folder import fetch_folder, may_be_hub_id
     from usfan.training.posthoc import attach_posterior, from_state_dict, refit_posterior
 
     names = None if classes is None else read_classes(classes)
     options: dict[str, Any] = {"classes": names, "progress": progress}
-    if not Path(model).is_dir():
-        module = from_state_dict(model, backbone, head)
+    folder = Path(model)
+    if not folder.is_file() and backbone is None and may_be_hub_id(model):
+        folder = fetch_folder(model)
+    if not folder.is_dir() or hugging_face.is_saved_network(folder):
+        module = (
+            hugging_face.load_network(folder)
+            if folder.is_dir()
+            else from_state_dict(model, backbone, head)
+        )
         return attach_posterior(
             module, images, head, runtime=runtime, settings=settings, **options
         )
@@ -124,7 +133,7 @@ def fit_model(
         raise ConfigError(
             f"{model} is a model folder, which says what its network is: leave --backbone and --head out"
         )
-    return refit_posterior(SourceModel.load(model), images, runtime, settings, **options)
+    return refit_posterior(SourceModel.load(folder), images, runtime, settings, **options)
 
 
 def save_posterior(

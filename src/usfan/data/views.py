@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.config import VIEWS
+from usfan.config import RESAMPLING, VIEWS
 from usfan.config_checks import one_of
 from usfan.errors import ConfigError
 
@@ -37,6 +37,10 @@ class InputSpec:
     augment: str = "crop-flip"
     """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop", "shift-turn" (USPS as a
     source, SHOT) or "none" (digits)."""
+
+    resampling: str = "bilinear"
+    """How images are brought to that square: bilinear, bicubic, lanczos or nearest squash them; with "-crop" at the end
+    their shorter side is resized, and the middle is kept."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,6 +67,7 @@ class InputSpec:
         if self.resize < self.size:
             raise ConfigError(f"InputSpec: resize must be at least the size; got {self.resize}")
         one_of("InputSpec: augment", self.augment, VIEWS)
+        one_of("InputSpec: resampling", self.resampling, RESAMPLING)
 
 
 _MASK = (1 << 63) - 1

@@ -181,6 +181,7 @@ class SourceModel:
             as_images(images, self.spec.channels),
             size=self.spec.resize,
             channels=self.spec.channels,
+            resampling=self.spec.resampling,
             batch_size=batch_size,
             workers=workers,
             progress=progress,
@@ -376,7 +377,7 @@ def check_members(members: Sequence[tuple[tuple[str, ...], InputSpec]]) -> None:
             raise ConfigError(
                 f"the sources must know the same classes: sources 1 and {number} differ in {some(names)}"
             )
-        if (spec.shape, spec.resize) != (first_spec.shape, first_spec.resize):
+        if (spec.shape, spec.resize, spec.resampling) != (first_spec.shape, first_spec.resize, first_spec.resampling):
             size, other = (f"{s.shape_text} cut from {s.resize}" for s in (first_spec, spec))
             raise ConfigError(
                 f"the sources must take images of the same size: sources 1 and {number} take {size} and {other}"
