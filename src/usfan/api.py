@@ -6,9 +6,8 @@ The packages `usfan.report` and `usfan.study` have the short names, so two funct
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.metrics.evaluate import evaluate as run_evaluation
-from usfan.progress import StepProgress, bar, for_api
+from usfan.progress import CountImages, StepProgress, for_api, image_progress
 from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, SourceModel, as_images, as_model
 from usfan.training.posthoc import ImageProcessor
@@ -43,8 +42,6 @@ LabelSource = str | Path | Mapping[str | int, str] | Sequence[tuple[str | int, s
 memory) and a class name."""
 ShowProgress = bool | StepProgress | None
 """True (the default), False, or a function of (images seen, images in all, figures)."""
-CountImages = bool | Callable[[int], None] | None
-"""True (the default), False, or a function that is called with the number of images just seen."""
 Figures = dict[str, object]
 """Figures by name, as in metrics.json."""
 
@@ -356,15 +353,3 @@ def run_study(
             settings[name] = list(values)
     study(settings, start_runtime(runtime, device))
     return Path(out)
-
-
-@contextlib.contextmanager
-def image_progress(
-    progress: CountImages, label: str, total: int
-) -> Iterator[Callable[[int], None]]:
-    """A function that is called with the number of images just seen."""
-    if callable(progress):
-        yield progress
-        return
-    with for_api(progress, label), bar(label, total) as display:
-        yield display.advance

@@ -127,7 +127,7 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
         return timm_spec(module)
-    spec = guess_spec(module, data)
+    spec = normalised(guess_spec(module, data), data)
     log.warning(
         "%s does not say what images it takes: it is given %s, normalised by mean %s and std %s; "
         "pass spec=usfan.InputSpec(…), or its image processor, if it was trained on others",
@@ -137,6 +137,18 @@ def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
         spec.std,
     )
     return spec
+
+
+def normalised(spec: InputSpec, data: ImageData) -> InputSpec:
+    """The input with the mean and standard deviation of the data's own transforms, if it has any."""
+    normalisation = getattr(data.images, "normalisation", None)
+    if normalisation is None:
+        return spec
+    mean, std = (tuple(values.flatten().tolist()) for values in normalisation)
+    if len(mean) not in (1, spec.channels):
+        return spec
+    times = spec.channels // len(mean)
+    return dataclasses.replace(spec, mean=mean * times, std=std * times)
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:
