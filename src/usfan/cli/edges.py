@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pkgutil
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usfan.config import RuntimeConfig
+from usfan.config_checks import import_name
 from usfan.errors import ConfigError, printable
 from usfan.progress import StepProgress, bar, console, print_metrics, say, step_progress
 
@@ -69,15 +67,7 @@ def load_module(name: str | None) -> nn.Module | None:
     """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
     if name is None:
         return None
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        if ":" not in name:
-            raise ValueError("write MODULE:FUNCTION, such as my_networks:make")
-        make = pkgutil.resolve_name(name)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--module {name}: {error}") from None
-    network = make()
+    network = import_name("module", name, "MODULE:FUNCTION, such as my_networks:make")()
     from torch import nn
 
     if not isinstance(network, nn.Module):
