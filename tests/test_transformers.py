@@ -41,7 +41,9 @@ def processor(kind: str):
     if kind in ("ResNet", "ConvNext"):
         return transformers.ConvNextImageProcessorPil(size={"shortest_edge": 28})
     if kind == "DeiT":
-        return transformers.DeiTImageProcessorPil(size={"height": 32, "width": 32}, crop_size=size)
+        return transformers.DeiTImageProcessorPil(
+            size={"height": 32, "width": 32}, crop_size=size
+        )
     return transformers.ViTImageProcessorPil(size=size)
 
 
@@ -50,7 +52,9 @@ def photographs():
     """Smooth pictures that are not square."""
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
-    return [Image.fromarray(image).resize((60, 47), Image.Resampling.BICUBIC) for image in small]
+    return [
+        Image.fromarray(image).resize((60, 47), Image.Resampling.BICUBIC) for image in small
+    ]
 
 
 def pipeline_probs(folder, pictures):
@@ -61,7 +65,9 @@ def pipeline_probs(folder, pictures):
         image_processor=transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
         device="cpu",
     )
-    rows = [{row["label"]: row["score"] for row in pipe(picture, top_k=3)} for picture in pictures]
+    rows = [
+        {row["label"]: row["score"] for row in pipe(picture, top_k=3)} for picture in pictures
+    ]
     return torch.tensor([[row[name] for name in NAMES] for row in rows])
 
 
@@ -133,7 +139,9 @@ def test_two_heads_are_refused_with_the_reason(photographs):
     with pytest.raises(ConfigError, match=r"averages 2 heads \(cls_classifier, distill"):
         usfan.attach_posterior(module, photographs)
     with pytest.raises(ConfigError, match="load it with AutoModelForImageClassification"):
-        usfan.attach_posterior(transformers.ViTModel(transformers.ViTConfig(**SMALL)), photographs)
+        usfan.attach_posterior(
+            transformers.ViTModel(transformers.ViTConfig(**SMALL)), photographs
+        )
 
 
 def test_a_model_without_a_posterior_or_without_weights_of_its_head_is_refused(
@@ -145,7 +153,9 @@ def test_a_model_without_a_posterior_or_without_weights_of_its_head_is_refused(
     assert "without a posterior: usfan posterior fits one" in line
     network("ViT").vit.save_pretrained(tmp_path / "body")
     line = refused("posterior", tmp_path / "body", data, "--out", tmp_path / "x", *TINY)
-    assert "missing tensor classifier.bias: this is no trained ViTForImageClassification" in line
+    assert (
+        "missing tensor classifier.bias: this is no trained ViTForImageClassification" in line
+    )
 
 
 def test_a_folder_is_checked_before_its_network_is_made(tmp_path, photographs):

@@ -32,7 +32,9 @@ WITHHELD = "(withheld)"
 SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
 RESAMPLING = tuple(
-    f"{kernel}{end}" for end in ("", "-crop") for kernel in ("bilinear", "bicubic", "lanczos", "nearest")
+    f"{kernel}{end}"
+    for end in ("", "-crop")
+    for kernel in ("bilinear", "bicubic", "lanczos", "nearest")
 )
 """How pictures are brought to size; -crop keeps their proportions and cuts out the middle."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")

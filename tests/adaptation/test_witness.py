@@ -313,7 +313,9 @@ def test_a_run_is_not_continued_with_another_witness(weights, tmp_path):
         usfan.adapt(source, squares(), "u-sfan++", **{**options, "progress": interrupt})
     torch.manual_seed(1)
     torch.save(backbones.timm_model(NAME, num_classes=120).state_dict(), file)
-    with pytest.raises(ConfigError, match=r"began with the witness test_resnet \(.*same weights"):
+    with pytest.raises(
+        ConfigError, match=r"began with the witness test_resnet \(.*same weights"
+    ):
         usfan.adapt(source, squares(), "u-sfan++", resume=True, **options)
     file.write_bytes(Path(weights).read_bytes())
     model = usfan.adapt(source, squares(), "u-sfan++", resume=True, **options)

@@ -69,7 +69,12 @@ def open_store(
                 room[count : count + len(batch)] = batch
                 count += len(batch)
             return _store(data, room[:count], skips, None)
-    settings: list[object] = [data.fingerprint(), shape, row_cache.VERSION, ["pillow", PIL.__version__]]
+    settings: list[object] = [
+        data.fingerprint(),
+        shape,
+        row_cache.VERSION,
+        ["pillow", PIL.__version__],
+    ]
     if resampling != "bilinear":
         settings.append(resampling)
     key = row_cache.digest(settings)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from usfan.errors import ArtifactError
 
-
 MOST_ROWS = 20
 """Rows of a prediction that a notebook shows."""
 

@@ -33,7 +33,8 @@ def prediction_records(
 ) -> Iterator[Record]:
     """One record per image, in their order: the fields of `COLUMNS`.
 
-    An image of no known class has no label. An image that cannot be read has the reason in `error` and None in all fields between.
+    An image of no known class has no label. An image that cannot be read has the reason in `error` and None in all
+    fields between.
     """
     position = 0
     for index, outputs in model.predict_batches(

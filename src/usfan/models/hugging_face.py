@@ -127,9 +127,15 @@ def spec_of(processor: Any) -> InputSpec:
     cut = dict(values.get("crop_size") or {}).get("height", resize)
     cut = cut if values.get("do_center_crop") else resize
     if values.get("crop_pct") and keeps_proportions:
-        keeps_proportions = resize < 384  # as ConvNeXt's processor has it: larger images are squashed
+        keeps_proportions = (
+            resize < 384
+        )  # as ConvNeXt's processor has it: larger images are squashed
         resize = int(resize / values["crop_pct"]) if keeps_proportions else resize
-    if resize is None or size.get("width", resize) != size.get("height", resize) or cut > resize:
+    if (
+        resize is None
+        or size.get("width", resize) != size.get("height", resize)
+        or cut > resize
+    ):
         raise ConfigError(
             f"the image processor prepares images of {size}, and usfan takes square ones: pass spec=usfan.InputSpec(…)"
         )

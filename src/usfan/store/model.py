@@ -383,7 +383,11 @@ def check_members(members: Sequence[tuple[tuple[str, ...], InputSpec]]) -> None:
             raise ConfigError(
                 f"the sources must know the same classes: sources 1 and {number} differ in {some(names)}"
             )
-        if (spec.shape, spec.resize, spec.resampling) != (first_spec.shape, first_spec.resize, first_spec.resampling):
+        if (spec.shape, spec.resize, spec.resampling) != (
+            first_spec.shape,
+            first_spec.resize,
+            first_spec.resampling,
+        ):
             size, other = (f"{s.shape_text} cut from {s.resize}" for s in (first_spec, spec))
             raise ConfigError(
                 f"the sources must take images of the same size: sources 1 and {number} take {size} and {other}"

@@ -159,7 +159,9 @@ def is_number(value: object, low: float, high: float) -> bool:
 
 def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
     network = None
-    if isinstance(values, dict) and "model_type" in values:  # a model of transformers, with ours inside
+    if (
+        isinstance(values, dict) and "model_type" in values
+    ):  # a model of transformers, with ours inside
         if "usfan" not in values:
             raise ArtifactError(
                 f"{file.parent} is a model of transformers without a posterior: usfan posterior fits one"
