@@ -28,9 +28,9 @@ from usfan.tensor_file import read_tensors
 PROCESSOR = "preprocessor_config.json"
 COUNTS = ("layer", "depth", "block", "stage")
 """Parts of the names of settings that count layers."""
+NAMES = ("id2label", "label2id", "num_labels")
 REMOTE = ("auto_map", "quantization_config", "_name_or_path", "_attn_implementation")
 """Settings of config.json that name code, another format or a place."""
-CACHED_FILES = ("config.json", PROCESSOR)
 
 
 class LogitsOf(nn.Module):
@@ -103,18 +103,14 @@ def input_of(network: Any) -> InputSpec | None:
     folder = Path(place)
     if place and not folder.is_dir():
         with contextlib.suppress(ValueError):  # no Hub id
-            files = [try_to_load_from_cache(place, name) for name in CACHED_FILES]
-            if all(isinstance(file, str) for file in files):
-                folder = Path(str(files[1])).parent
+            folder = Path(str(try_to_load_from_cache(place, PROCESSOR))).parent
     if not place or not (folder / PROCESSOR).is_file():
         return None
     try:
-        processor = library().AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        loader = library().AutoImageProcessor
+        return spec_of(loader.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder / PROCESSOR}: {printable(first_line(error), 200)}"
-        ) from error
-    return spec_of(processor)
+        raise ConfigError(f"{folder / PROCESSOR}: {first_line(error)}") from error
 
 
 def spec_of(processor: Any) -> InputSpec:
@@ -181,14 +177,11 @@ def processor_of(spec: InputSpec) -> dict[str, Any]:
 
 
 def config_of(network: Any) -> dict[str, Any]:
-    """config.json of a network, as `save_pretrained` writes it, for an architecture that loads again."""
+    """config.json of a network, as `save_pretrained` writes it, without the names of its classes."""
     values: dict[str, Any] = network.config.to_diff_dict()
     values["architectures"] = [type(network).__name__]
     values["dtype"] = "float32"
-    names = {int(number): str(name) for number, name in network.config.id2label.items()}
-    values["id2label"] = {str(number): name for number, name in names.items()}
-    values["label2id"] = {name: number for number, name in names.items()}
-    return {name: value for name, value in values.items() if name not in REMOTE}
+    return {name: value for name, value in values.items() if name not in (*REMOTE, *NAMES)}
 
 
 def is_saved_network(folder: Path) -> bool:
