@@ -6,9 +6,8 @@ The packages `usfan.report` and `usfan.study` have the short names, so two funct
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -22,9 +21,10 @@ from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.metrics.evaluate import evaluate as run_evaluation
-from usfan.progress import StepProgress, bar, for_api
+from usfan.progress import CountImages, StepProgress, for_api, image_progress
 from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, SourceModel, as_images, as_model
+from usfan.training.posthoc import ImageProcessor
 from usfan.training.posthoc import attach_posterior as attach
 from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.registry import find_uncertainty
@@ -43,8 +43,6 @@ LabelSource = str | Path | Mapping[str | int, str] | Sequence[tuple[str | int, s
 memory) and a class name."""
 ShowProgress = bool | StepProgress | None
 """True (the default), False, or a function of (images seen, images in all, figures)."""
-CountImages = bool | Callable[[int], None] | None
-"""True (the default), False, or a function that is called with the number of images just seen."""
 Figures = dict[str, object]
 """Figures by name, as in metrics.json."""
 
@@ -117,7 +115,7 @@ def attach_posterior(
     damping: str = "exact",
     curvature: str = "sum",
     weight_decay: float | None = None,
-    spec: InputSpec | None = None,
+    spec: InputSpec | ImageProcessor | None = None,
     uncertainty: str = "posterior",
     dropout_rate: float | None = None,
     members: int = 8,
@@ -128,16 +126,17 @@ def attach_posterior(
     """Fit a posterior to a classifier that is already trained. Nothing is retrained, and the module is copied.
 
     Args:
-        module: A torch classifier that ends in a Linear layer.
+        module: A torch classifier that ends in a Linear layer, or an image classifier of transformers.
         data: Images of the training domain, preferably labelled.
-        head: Name of that Linear layer; timm models know theirs.
+        head: Name of that Linear layer; models of timm and transformers know theirs.
         classes: Names of the outputs in the module's order, as a sequence or a file. If labels show that the order is
             wrong, it is refused, and the error names the order that fits.
         prior: Prior precision: a positive number, "evidence", or "weight-decay" (× the number of images).
         damping: How the prior enters the factors: "exact" or "factored".
         curvature: Of the loss summed over the images ("sum") or of its mean ("mean").
         weight_decay: Weight decay of the training, for prior="weight-decay".
-        spec: Input of the module. timm models know theirs; for others it is guessed.
+        spec: Input of the module, or the image processor of a transformers model. timm models, and transformers models
+            beside whose weights a processor lies, know theirs; for others it is guessed.
         uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
         dropout_rate: Rate of MC dropout.
         members: Heads of an ensemble, which needs labels.
@@ -381,15 +380,3 @@ def run_study(
             settings[name] = list(values)
     study(settings, start_runtime(runtime, device))
     return Path(out)
-
-
-@contextlib.contextmanager
-def image_progress(
-    progress: CountImages, label: str, total: int
-) -> Iterator[Callable[[int], None]]:
-    """A function that is called with the number of images just seen."""
-    if callable(progress):
-        yield progress
-        return
-    with for_api(progress, label), bar(label, total) as display:
-        yield display.advance

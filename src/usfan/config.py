@@ -31,6 +31,12 @@ WITHHELD = "(withheld)"
 """Stands in config.yaml of a private run in place of a value."""
 SETTINGS = ("auto", "closed", "partial", "open", "universal")
 TUNE = ("affine", "new", "norm", "all")
+RESAMPLING = tuple(
+    f"{kernel}{end}"
+    for end in ("", "-crop")
+    for kernel in ("bilinear", "bicubic", "lanczos", "nearest")
+)
+"""How pictures are brought to size; -crop keeps their proportions and cuts out the middle."""
 VIEWS = ("crop-flip", "resized-crop-flip", "resized-crop", "shift-turn", "none")
 """The views in training of `usfan.data.views.InputSpec`."""
 PRESETS = ("default", "paper", "authors", "shot")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import pkgutil
 import reprlib
+import sys
+from typing import Any
 
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, option
 
 PRIORS = (1e-30, 1e30)
 TEMPERATURES = (1e-3, 1e3)
@@ -20,6 +24,18 @@ MOST_SOURCES = 16
 MOST_SEED = 2**31 - 1
 MOST_RATE = 1e30
 """Learning rates, momentum and decay: what float32 holds, with room for a product."""
+
+
+def import_name(setting: str, name: str, form: str) -> Any:
+    """The object MODULE:NAME. Called only with what the user typed: importing runs its code."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        if ":" not in name:
+            raise ValueError(f"write {form}")
+        return pkgutil.resolve_name(name)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option(setting, name)}: {error}") from None
 
 
 def is_number(text: str) -> bool:

@@ -29,6 +29,9 @@ network_at_work: ContextVar[str] = ContextVar("network_at_work", default="featur
 StepProgress = Callable[[int, int, dict[str, float]], None]
 """Called with (images seen, images in all, figures): see `usfan.engine.loop.Progress`."""
 
+CountImages = bool | Callable[[int], None] | None
+"""True (the default), False, or a function that is called with the number of images just seen."""
+
 
 class Bar:
     """Shows how far something is, if it takes long enough."""
@@ -216,6 +219,18 @@ def for_api(progress: Any, label: str) -> Iterator[StepProgress | None]:
         raise ConfigError(
             f"progress must be True, False or a function of (done, total, figures); got {type(progress).__name__}"
         )
+
+
+@contextlib.contextmanager
+def image_progress(
+    progress: CountImages, label: str, total: int
+) -> Iterator[Callable[[int], None]]:
+    """A function that is called with the number of images just seen."""
+    if callable(progress):
+        yield progress
+        return
+    with for_api(progress, label), bar(label, total) as display:
+        yield display.advance
 
 
 def say(line: str) -> None:

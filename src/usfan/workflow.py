@@ -242,6 +242,7 @@ def adapt(
             with display("adapting") as progress:
                 images = decode(data, source.spec, runtime)
                 inputs = prepare(plan, source.load(), images, runtime, few, witness)
+                keep_witness(folder, inputs.witness_record)
                 model = run_adaptation(inputs, runtime, folder, progress)
         model.history["seconds"] = round(time.perf_counter() - output.started, 3)
         if isinstance(data, ImageData):
@@ -311,6 +312,7 @@ def adapt_several(
             with display(f"adapting {number} of {len(sources)}") as progress:
                 few = reorder_labels(labels, sources[0].classes, source.classes)
                 inputs = prepare(member_plan, source.load(), images, runtime, few)
+                keep_witness(member_folder, inputs.witness_record)
                 member = run_adaptation(inputs, runtime, member_folder, progress)
             members.append(member)
             if member_folder is not None and isinstance(data, ImageData):
@@ -326,6 +328,19 @@ def adapt_several(
     if folder is not None:
         folder.log("mixed", shares=list(mixture.shares))
     return mixture
+
+
+def keep_witness(folder: RunFolder | None, record: Mapping[str, str] | None) -> None:
+    """Record the witness of a run, and refuse to continue one that began with another: its images were described in
+    another way."""
+    if folder is None or record is None:
+        return
+    first = folder.first_record("witness.json", dict(record))
+    if first != record:
+        raise ConfigError(
+            f"{folder.path} began with the witness {first.get('name')} ({first.get('hash')}), and here it would be "
+            f"{record['name']} ({record['hash']}): bring the same weights, or choose another {option('run')}"
+        )
 
 
 def reorder_labels(

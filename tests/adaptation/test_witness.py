@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -295,3 +296,30 @@ def test_a_run_says_whose_classes_it_used(weights, caplog):
             source, squares(), "u-sfan++", witness=f"{NAME}:{weights}", guard=False, **TINY
         )
     assert f"witness: {NAME}, with its own 120 classes" in caplog.text
+
+
+def test_a_run_is_not_continued_with_another_witness(weights, tmp_path):
+    source = usfan.train_source(
+        squares(), backbone=NAME, pretrained=weights, bottleneck=8, **TINY
+    )
+    file = tmp_path / "net.pth"
+    file.write_bytes(Path(weights).read_bytes())
+    options = {**TINY, "witness": f"{NAME}:{file}", "guard": False, "run": tmp_path / "run"}
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        usfan.adapt(source, squares(), "u-sfan++", **{**options, "progress": interrupt})
+    torch.manual_seed(1)
+    torch.save(backbones.timm_model(NAME, num_classes=120).state_dict(), file)
+    with pytest.raises(
+        ConfigError, match=r"began with the witness test_resnet \(.*same weights"
+    ):
+        usfan.adapt(source, squares(), "u-sfan++", resume=True, **options)
+    file.write_bytes(Path(weights).read_bytes())
+    model = usfan.adapt(source, squares(), "u-sfan++", resume=True, **options)
+    stored = usfan.SourceModel.load(tmp_path / "run").summary["witness"]
+    assert stored == model.summary["witness"]
+    assert stored["name"] == NAME
+    assert stored["hash"] == create_backbone(NAME, weights).weights["hash"]

@@ -16,6 +16,7 @@ from usfan.data.benchmarks.user_domains import own_domains
 from usfan.data.row_cache import RowCache
 from usfan.store.model import SourceModel
 from usfan.study.choices import PAPER, user_methods
+from usfan.tensor_file import read_tensors
 
 QUICK = (
     "--backbone",
@@ -245,3 +246,55 @@ def test_cells_share_the_features_of_a_backbone_that_does_not_move(
     assert usfan("study", sites, "--out", tmp_path / "study", *options, *more) == 0
     assert passes == [12, 12]
     assert not (tmp_path / "study" / "features").exists()
+
+
+OWN_METHOD = """
+import usfan
+
+METHOD = usfan.Method("mine", "predictions are kept", stage={"epochs": 0})
+WRONG = 3
+"""
+
+
+@pytest.fixture
+def own_method(tmp_path, monkeypatch):
+    (tmp_path / "a_study_module.py").write_text(OWN_METHOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "a_study_module:METHOD"
+    METHODS.pop("mine", None)
+    sys.modules.pop("a_study_module", None)
+
+
+def test_a_method_of_the_user_and_what_its_cells_hold(sites, own_method, tmp_path, refused):
+    out = tmp_path / "study"
+    options = ("--methods", "source-only", "--seeds", 0, "--pairs", "front door-garden_2")
+    assert study(sites, out, *options, "--method", own_method) == 0
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["source-only", "mine"]
+    tensors = read_tensors(out / "cells" / "mine_front door-garden_2_0.safetensors")
+    images = json.loads((out / "images" / "front door-garden_2.json").read_text())
+    model = SourceModel.load(out / "models" / "front door_0")
+    assert images["classes"] == list(model.classes)
+    prediction = model.predict(images["paths"])
+    torch.testing.assert_close(tensors["probs"].float(), prediction.probs, atol=1e-3, rtol=0)
+    assert tensors["predicted"].tolist() == prediction.label.tolist()
+    names = [images["classes"][label] for label in images["labels"]]
+    assert names == [Path(path).parent.name for path in images["paths"]]
+    assert study(sites, out, *options, "--method", own_method) == 0  # it continues
+    config = tmp_path / "study.yaml"
+    config.write_text(yaml.safe_dump({"method": own_method}))
+    line = refused("study", sites, "--out", out, *QUICK, *options, "--config", config)
+    assert "method of a study is code: only the flag --method can name it" in line
+    for name, reason in (("a_study_module:WRONG", "got a int"), ("METHOD", "MODULE:NAME")):
+        assert reason in refused("study", sites, "--out", out, *QUICK, "--method", name)
+
+
+def test_a_changed_setting_is_named(sites, tmp_path, refused):
+    out = tmp_path / "study"
+    options = ("--methods", "u-sfan", "--seeds", 0, "--pairs", "front door-garden_2")
+    assert study(sites, out, *options) == 0
+    line = refused("study", sites, "--out", out, *QUICK, *options, "--lr", 0.5)
+    assert "(adapt: lr none, not 0.5)" in line
+    line = refused("study", sites, "--out", out, *QUICK, *options, "--source-epochs", 2)
+    assert "(source: epochs 1, not 2)" in line

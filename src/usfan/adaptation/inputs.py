@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,6 +48,8 @@ class Inputs:
     user_labels: UserLabels | None = None
     judge_labels: Tensor | None = None
     """N: labels that only compare models; K for an image of no class of the model, −1 for none."""
+    witness_record: Mapping[str, str] | None = None
+    """Name and hash of the witness, if it is a network."""
 
 
 def prepare(
@@ -66,8 +69,10 @@ def prepare(
     with looking("source model"):
         plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
     hashes = {backbone_hash} if plan.config.tune == "new" else set()
+    record = None
     if witness is None and plan.method.needs_witness:
         describer = find_witness(plan, source, backbone_hash)
+        record = {"name": describer.name, "hash": describer.hash}
         hashes.add(describer.hash)
         witness = describe(describer, images, runtime)
     judge = None
@@ -84,9 +89,8 @@ def prepare(
         if not len(user_labels.all_rows):
             user_labels = None
         judge_labels = labels.judge[positions]
-    return Inputs(
-        plan, source, network, images, store, witness, judge, user_labels, judge_labels
-    )
+    parts = (plan, source, network, images, store, witness, judge, user_labels, judge_labels)
+    return Inputs(*parts, witness_record=record)
 
 
 def check_images(plan: Plan, images: Store, labels: FewLabels | None) -> None:

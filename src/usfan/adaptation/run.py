@@ -546,6 +546,7 @@ class Adaptation:
             "tune": {"tune": config.tune, "reason": self.plan.tune_reason},
             "classes": self.target_classes,
             "setting": config.setting,
+            "witness": self.inputs.witness_record,
             "doubt": None if doubt is None else round(doubt, 4),
             "shift": round(self.shift, 3),
             "verdict": verdict.to_dict(),

@@ -222,7 +222,8 @@ def thumbnails(
 
 
 def load_witness(name: str, weights: str) -> Witness | None:
-    if weights in ("auto", "offline") and offline_weights(name) is None:
+    is_here = offline_weights(name) is not None or (weights == "auto" and is_cached(name))
+    if weights in ("auto", "offline") and not is_here:
         return None
     backbone = create_backbone(name, weights)
     if backbone.weights is None:

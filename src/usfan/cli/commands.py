@@ -102,9 +102,9 @@ def posterior(
     """Fit a posterior to a model that is already trained.
 
     Args:
-        model: Model folder, or a state dict with --backbone.
+        model: Model folder; folder or Hub id of a transformers image classifier; or a state dict with --backbone.
         backbone: timm model that the state dict belongs to.
-        head: Name of the last Linear layer; not needed for timm models.
+        head: Name of the last Linear layer; not needed for models of timm and transformers.
         classes: Class names in the order of the outputs: one per line, or a JSON list.
         dropout_rate: Rate of MC dropout; by default that of the training, or 0.1.
         weight_decay: Weight decay of the training, for --prior weight-decay; by default as stored.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pkgutil
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from usfan.config import RuntimeConfig
+from usfan.config_checks import import_name
 from usfan.errors import ConfigError, printable
 from usfan.progress import StepProgress, bar, console, print_metrics, say, step_progress
 
@@ -69,15 +67,7 @@ def load_module(name: str | None) -> nn.Module | None:
     """The network that MODULE:FUNCTION makes. Called only with what the user typed: importing runs its code."""
     if name is None:
         return None
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        if ":" not in name:
-            raise ValueError("write MODULE:FUNCTION, such as my_networks:make")
-        make = pkgutil.resolve_name(name)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--module {name}: {error}") from None
-    network = make()
+    network = import_name("module", name, "MODULE:FUNCTION, such as my_networks:make")()
     from torch import nn
 
     if not isinstance(network, nn.Module):
@@ -110,13 +100,22 @@ def fit_model(
 ) -> SourceModel:
     """Fit a posterior to this model: a folder says what its network is, a state dict does not."""
     from usfan.data.lists import read_classes
+    from usfan.models import hugging_face
     from usfan.store.model import SourceModel
+    from usfan.store.model_folder import fetch_folder, may_be_hub_id
     from usfan.training.posthoc import attach_posterior, from_state_dict, refit_posterior
 
     names = None if classes is None else read_classes(classes)
     options: dict[str, Any] = {"classes": names, "progress": progress}
-    if not Path(model).is_dir():
-        module = from_state_dict(model, backbone, head)
+    folder = Path(model)
+    if not folder.is_file() and backbone is None and may_be_hub_id(model):
+        folder = fetch_folder(model)
+    if not folder.is_dir() or hugging_face.is_saved_network(folder):
+        module = (
+            hugging_face.load_network(folder)
+            if folder.is_dir()
+            else from_state_dict(model, backbone, head)
+        )
         return attach_posterior(
             module, images, head, runtime=runtime, settings=settings, **options
         )
@@ -124,7 +123,7 @@ def fit_model(
         raise ConfigError(
             f"{model} is a model folder, which says what its network is: leave --backbone and --head out"
         )
-    return refit_posterior(SourceModel.load(model), images, runtime, settings, **options)
+    return refit_posterior(SourceModel.load(folder), images, runtime, settings, **options)
 
 
 def save_posterior(

@@ -28,6 +28,7 @@ METAVARS = {
     "module": "MODULE:FUNCTION",
     "set": "NAME=VALUE",
     "pairs": "A-B",
+    "method": "MODULE:NAME",
     "ray": "ADDRESS",
 }
 """Stand for values in the help, if the name of the argument does not."""
@@ -220,6 +221,8 @@ class StudyOptions:
     """Folder of the data set."""
     methods: list[str] | None = None
     """Methods to run; by default those of the paper, and u-sfan++ on your own data if the backbone is pretrained."""
+    method: str | None = None
+    """A method of your own beside these, MODULE:NAME. Importing it runs its code."""
     seeds: list[int] | None = None
     """Random seeds; by default 0 1 2, or for benchmarks 2019 2020 2021; toy: 0 to 19; digits without --data: 0."""
     pairs: list[str] | None = None
@@ -301,7 +304,7 @@ else:
         hidden=AdaptConfig,
     )
     common = ["methods", "seeds", "pairs", "out", "ray"]
-    StudyFlags = study_group(common, ["allow_classes"])
+    StudyFlags = study_group([*common, "method"], ["allow_classes"])
     ReproduceFlags = study_group(["data", *common], ["allow_counts", "allow_classes"])
     every = fields(EveryCommand, COMPUTING)
     last = fields(EveryCommand, COMPUTING, without=["seed"])

@@ -24,6 +24,7 @@ from usfan.errors import ConfigError, printable
 Settings = dict[str, Any]
 
 NOT_IN_A_FILE = {
+    "method": "of a study is code: only the flag --method can name it",
     "module": "is code: only the flag --module can name it",
     "config": "can only be a flag",
     "set": "can only be a flag",
@@ -84,7 +85,7 @@ def read_config_file(command: Command, path: str, values: Settings) -> Settings:
             f"--config {path}: holds the settings of usfan {other}, not of {command.name}"
         )
     for name, reason in NOT_IN_A_FILE.items():
-        if name in settings:
+        if name in settings and (name != "method" or command.name == "study"):
             raise ConfigError(f"--config {path}: {name} {reason}")
     for name in settings:  # a setting that a method does not have is refused by the method
         if name not in command.settings and "set" not in command.flags:

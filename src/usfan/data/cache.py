@@ -28,6 +28,7 @@ def open_store(
     *,
     size: int,
     channels: int = 3,
+    resampling: str = "bilinear",
     device: torch.device | str = "cpu",
     cache_dir: str | os.PathLike[str] | None = None,
     workers: int | None = None,
@@ -47,6 +48,7 @@ def open_store(
             data,
             size=size,
             channels=channels,
+            resampling=resampling,
             batch_size=row_cache.CHECKED,
             workers=workers,
             progress=progress,
@@ -67,7 +69,14 @@ def open_store(
                 room[count : count + len(batch)] = batch
                 count += len(batch)
             return _store(data, room[:count], skips, None)
-    settings = [data.fingerprint(), shape, row_cache.VERSION, ["pillow", PIL.__version__]]
+    settings: list[object] = [
+        data.fingerprint(),
+        shape,
+        row_cache.VERSION,
+        ["pillow", PIL.__version__],
+    ]
+    if resampling != "bilinear":
+        settings.append(resampling)
     key = row_cache.digest(settings)
     cache = RowCache(row_cache.cache_folder(cache_dir), key, len(data), shape, torch.uint8)
     values, skips = cache.read_or_build(device, batches)

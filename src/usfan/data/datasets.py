@@ -24,8 +24,11 @@ from usfan.data.images import (
     DatasetImages,
     FileImages,
     Images,
+    Normalisation,
     image_and_label,
+    normalisation_of,
     one_image,
+    plain,
 )
 from usfan.errors import DataError
 
@@ -41,6 +44,7 @@ def read_dataset(source: Any, name: str) -> Content:
         raise DataError(
             f"{name} is a dict (of splits?): give one of its datasets, such as data['train']"
         )
+    normalisation = normalisation_of(source)
     if isinstance(source, DataLoader) and isinstance(source.sampler, WHOLE):
         source = source.dataset
     has_items = hasattr(source, "__getitem__") and hasattr(source, "__len__")
@@ -49,15 +53,15 @@ def read_dataset(source: Any, name: str) -> Content:
             raise DataError(
                 f"cannot take images from a {name}: expected a folder, a list file, an array, a dataset or paths"
             )
-        source = _items(source, name)
+        source = _items(source, name, normalisation)
     if len(source) == 0:
         raise DataError(f"{name} holds no images")
     if hasattr(source, "features") and hasattr(source, "column_names"):
         return _from_hugging_face(source, name)
-    return _from_dataset(source, name)
+    return _from_dataset(source, name, normalisation)
 
 
-def _from_dataset(source: Any, name: str) -> Content:
+def _from_dataset(source: Any, name: str, normalisation: Normalisation | None) -> Content:
     """Labels come from `.targets` or `.labels` if the dataset has them; else every item is read once."""
     whole = source
     rows: Sequence[int] = range(len(source))
@@ -65,7 +69,7 @@ def _from_dataset(source: Any, name: str) -> Content:
         rows = [whole.indices[i] for i in rows]
         whole = whole.dataset
     files = _files(whole)
-    images: Images = DatasetImages(source, name)
+    images: Images = DatasetImages(source, name, normalisation)
     if files is not None:
         images = FileImages([files[i] for i in rows])
     table = _label_list(whole)
@@ -88,13 +92,15 @@ def _from_hugging_face(source: Any, name: str) -> Content:
     return Content(images)
 
 
-def _items(source: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
+def _items(
+    source: Iterable[Any], name: str, normalisation: Normalisation | None
+) -> list[tuple[Any, Any]]:
     """Images with their labels or None, of single items or batches of them: read once, and held as uint8."""
     items: list[tuple[Any, Any]] = []
     size = 0
     for image, label in _single_items(source):
         if isinstance(image, (np.ndarray, Tensor)):
-            image = one_image(image, f"{name}[{len(items)}]")
+            image = one_image(plain(image, normalisation), f"{name}[{len(items)}]")
             size += image.nbytes
         else:
             size += 3 * math.prod(getattr(image, "size", (1,)))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Subset
 
 from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, decode_file
 from usfan.data.labels import LabelValues
@@ -29,6 +30,10 @@ CONTENT_SAMPLES = 32
 
 BROKEN_FILE = (OSError, SyntaxError, Image.DecompressionBombError)
 """The errors that Pillow raises for broken files."""
+
+
+Normalisation = tuple[torch.Tensor, torch.Tensor]
+"""Mean and standard deviation, C×1×1."""
 
 
 class Content(NamedTuple):
@@ -128,15 +133,18 @@ class ArrayImages(SelectedImages):
 class DatasetImages(SelectedImages):
     """Pictures that a dataset object hands out, one item at a time: `dataset[i]` is an image, a tuple or a dict."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
+    def __init__(
+        self, dataset: Any, name: str, normalisation: Normalisation | None = None
+    ) -> None:
         super().__init__(name, len(dataset))
         self.dataset = dataset
+        self.normalisation = normalisation
 
     def picture(self, i: int, channels: int) -> Image.Image:
         where = self.where(i)
         try:
             image, _ = image_and_label(self.dataset[int(self.indices[i])])
-            return as_picture(image, where, channels)
+            return as_picture(plain(image, self.normalisation), where, channels)
         except BROKEN_FILE as error:
             raise UnreadableImage(where, str(error) or type(error).__name__) from error
 
@@ -153,6 +161,31 @@ class DatasetImages(SelectedImages):
 
 
 Images = FileImages | ArrayImages | DatasetImages
+
+
+def plain(image: Any, normalisation: Normalisation | None) -> Any:
+    """An image without the normalisation of the dataset's transforms, which only tensors have."""
+    if normalisation is None or not isinstance(image, torch.Tensor):
+        return image
+    mean, std = normalisation
+    return (image * std + mean).clamp(0, 1)
+
+
+def normalisation_of(dataset: Any) -> Normalisation | None:
+    """Mean and standard deviation, C×1×1, of the last `Normalize` in the transforms of a dataset."""
+    while isinstance(dataset, (Subset, DataLoader)):
+        dataset = dataset.dataset
+    steps = [getattr(dataset, "transform", None)]
+    while steps:
+        step = steps.pop()
+        if type(step).__name__ == "Normalize":
+            mean, std = (
+                torch.as_tensor(getattr(step, name), dtype=torch.float32).view(-1, 1, 1)
+                for name in ("mean", "std")
+            )
+            return mean, std
+        steps += getattr(step, "transforms", [])
+    return None
 
 
 def image_and_label(item: Any) -> tuple[Any, Any]:
@@ -231,7 +264,8 @@ def _as_uint8(array: np.ndarray, name: str) -> np.ndarray:
     if not (low >= 0 and high <= 1):  # NaN is neither
         raise DataError(
             f"{name} holds floats from {low:.3g} to {high:.3g}: expected floats in [0, 1], or uint8; "
-            "rescale them, and leave out any normalisation (the model brings its own)"
+            "rescale them, and take the normalisation out of the transforms: it is part of the model, "
+            "spec=usfan.InputSpec(mean=…, std=…) in usfan.attach_posterior"
         )
     result = np.empty(array.shape, np.uint8)
     for row, image in zip(result, array, strict=True):  # one by one: no second copy in floats

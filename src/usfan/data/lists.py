@@ -17,7 +17,7 @@ import csv
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from usfan.budget import allowed, check_cost
 from usfan.data.decoding.decode import is_image_name, one_line
@@ -125,6 +125,22 @@ def read(file: str, root: str | None) -> tuple[list[str], list[str] | list[int] 
             f"{one_line(file)} is empty: expected lines of `path label` or `path`, or a table with these columns"
         )
     return paths_of(entries, os.path.dirname(file), root), _labels(entries)
+
+
+def read_frame(
+    frame: Any, name: str, root: str | None
+) -> tuple[list[str], list[str] | list[int] | None]:
+    """Absolute paths and labels of a pandas DataFrame, by the names of its columns."""
+    columns = [str(column).casefold() for column in frame.columns]
+    chosen = [_column(columns, names) for names in (PATH_COLUMNS, LABEL_COLUMNS)]
+    if chosen[0] == len(columns):
+        raise DataError(
+            f"{name} has no column of paths: its columns are {', '.join(columns)}; rename one to path"
+        )
+    part = frame.iloc[:, [column for column in chosen if column < len(columns)]]
+    part.columns = ["path", "label"][: part.shape[1]]
+    entries = entries_of(part.to_csv(index=False), name)
+    return paths_of(entries, os.getcwd(), root), _labels(entries)
 
 
 def paths_of(entries: Sequence[Entry], base: str, root: str | None) -> list[str]:

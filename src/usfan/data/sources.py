@@ -58,7 +58,10 @@ class ImageData:
       both as a pair;
     - a torch or torchvision dataset, a Hugging Face dataset, or a sequence of images or `(image, label)` pairs;
     - a `DataLoader`, a generator or any other iterable of images, of `(image, label)` pairs, or of batches of either;
-    - a sequence of paths, with `labels=` if there are any.
+    - a sequence of paths, with `labels=` if there are any;
+    - a pandas DataFrame with a column of paths, and one of labels if there are any (names as in list files).
+
+    A `Normalize` in a dataset's transforms is undone, because it is part of the model.
 
     Classes are in case-insensitive alphabetical order.
 
@@ -245,6 +248,10 @@ def _open(
             lists.Entry(f"{name}[{i}]: ", os.fspath(path)) for i, path in enumerate(source)
         ]
         content = Content(FileImages(lists.paths_of(entries, os.getcwd(), root)))
+    elif hasattr(source, "to_csv") and hasattr(source, "columns"):
+        name = name or type(source).__name__
+        paths, labels = lists.read_frame(source, name, root)
+        content = Content(FileImages(paths), labels)
     elif isinstance(source, (np.ndarray, Tensor)):
         name = name or "array"
         content = Content(ArrayImages(image_array(source, name), name))

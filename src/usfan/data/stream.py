@@ -26,14 +26,16 @@ def stream(
     *,
     size: int,
     channels: int = 3,
+    resampling: str = "bilinear",
     batch_size: int = 64,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in order.
 
-    Images are squashed to size×size. All batches but the last are full. Unreadable images are left out and noted in
-    `data.unreadable`; with `data.strict` the first one is raised. It is an error if none can be read.
+    Images are squashed to size×size, or cropped to it (`InputSpec.resampling`). All batches but the last are full.
+    Unreadable images are left out and noted in `data.unreadable`; with `data.strict` the first one is raised. It is
+    an error if none can be read.
     Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
     where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.
@@ -47,7 +49,7 @@ def stream(
     lost = 0
     index: list[int] = []
     batch: list[bytes | bytearray] = []
-    with closing(_pictures(data.images, size, channels, processes)) as pictures:
+    with closing(_pictures(data.images, size, channels, resampling, processes)) as pictures:
         for position, picture in enumerate(pictures):
             if progress is not None:
                 progress(1)
@@ -117,12 +119,13 @@ def _pictures(
     images: Images,
     size: int,
     channels: int,
+    resampling: str,
     processes: int,
 ) -> Generator[bytes | bytearray | str, None, None]:
     """The C·S·S bytes of each image, or the reason why it cannot be read."""
     if processes and isinstance(images, FileImages):
         decoding = decode_in_processes(
-            images.paths, size=size, channels=channels, workers=processes
+            images.paths, size=size, channels=channels, workers=processes, resampling=resampling
         )
         with closing(decoding) as answers:
             yield from answers
@@ -131,7 +134,7 @@ def _pictures(
     else:
         for i in range(len(images)):
             try:
-                picture = planes(squared(images.picture(i, channels), size))
+                picture = planes(squared(images.picture(i, channels), size, resampling))
             except UnreadableImage as error:
                 yield error.reason
             else:

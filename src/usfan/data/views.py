@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.config import VIEWS
+from usfan.config import RESAMPLING, VIEWS
 from usfan.config_checks import one_of
 from usfan.errors import ConfigError
 
@@ -38,6 +38,10 @@ class InputSpec:
     augment: str = "crop-flip"
     """View in training: "crop-flip" (SHOT), "resized-crop-flip" (CIFAR9→STL9), "resized-crop", "shift-turn" (USPS as a
     source, SHOT) or "none" (digits)."""
+
+    resampling: str = "bilinear"
+    """How images are brought to that square: bilinear, bicubic, lanczos or nearest squash them; with "-crop" at the end
+    their shorter side is resized, and the middle is kept."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -64,6 +68,7 @@ class InputSpec:
         if self.resize < self.size:
             raise ConfigError(f"InputSpec: resize must be at least the size; got {self.resize}")
         one_of("InputSpec: augment", self.augment, VIEWS)
+        one_of("InputSpec: resampling", self.resampling, RESAMPLING)
 
 
 _MASK = (1 << 63) - 1
@@ -118,8 +123,8 @@ def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
 
 def centre(pixels: Tensor, size: int) -> Tensor:
     """The middle size×size of each picture."""
-    low = (pixels.shape[-1] - size) // 2
-    return pixels[..., low : low + size, low : low + size]
+    top, left = ((side - size) // 2 for side in pixels.shape[-2:])
+    return pixels[..., top : top + size, left : left + size]
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:

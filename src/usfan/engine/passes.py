@@ -88,6 +88,7 @@ def engine_store(
             images,
             size=spec.resize,
             channels=spec.channels,
+            resampling=spec.resampling,
             device=runtime.device,
             cache_dir=runtime.cache,
             workers=runtime.workers,

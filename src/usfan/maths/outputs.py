@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from usfan.errors import ArtifactError
+
+MOST_ROWS = 20
+"""Rows of a prediction that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Prediction:
     probs: Tensor
     """B × K."""
     label: Tensor
-    """B class indices."""
+    """B class indices; K, the number of classes, for an image of no known class."""
     entropy: Tensor
     """B, of the posterior predictive, in nats."""
     weight: Tensor
@@ -35,16 +39,25 @@ class Prediction:
         parts = [f"{count} {name}" for name, count in counts.most_common(3)]
         if len(counts) > 3:
             parts.append("…")
-        if bool(self.unknown.any()):
-            parts.append(f"{int(self.unknown.sum())} unknown")
         certainty = float(self.weight.mean())
         return f"Prediction({len(self)} images: {', '.join(parts)}; mean certainty {certainty:.2f})"
 
     @property
     def names(self) -> list[str]:
-        """The class names of `label`."""
-        labels = self.label.tolist()
-        return [self.classes[label] if self.classes else str(label) for label in labels]
+        """The class names of `label`, or "unknown"."""
+        numbers = map(str, range(self.probs.shape[1]))
+        names = [*(self.classes or numbers), "unknown"]
+        return [names[label] for label in self.label.tolist()]
+
+    def _repr_html_(self) -> str:
+        """The first rows as a table, in a notebook."""
+        rows = ["<tr><th></th><th>label</th><th>confidence</th><th>certainty</th></tr>"]
+        names = self.names[:MOST_ROWS]
+        best = self.probs.amax(dim=1)
+        for i, name in enumerate(names):
+            figures = f"<td>{float(best[i]):.2f}</td><td>{float(self.weight[i]):.2f}</td>"
+            rows.append(f"<tr><th>{i}</th><td>{html.escape(name)}</td>{figures}</tr>")
+        return f"<p>{html.escape(repr(self))}</p><table>{''.join(rows)}</table>"
 
 
 @dataclass(frozen=True)

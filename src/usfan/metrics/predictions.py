@@ -33,7 +33,8 @@ def prediction_records(
 ) -> Iterator[Record]:
     """One record per image, in their order: the fields of `COLUMNS`.
 
-    An image that cannot be read has the reason in `error` and None in all fields between.
+    An image of no known class has no label. An image that cannot be read has the reason in `error` and None in all
+    fields between.
     """
     position = 0
     for index, outputs in model.predict_batches(
@@ -49,7 +50,10 @@ def prediction_records(
         )
         for i, *values in zip(index.tolist(), *columns, strict=True):
             yield from (unreadable_record(data, j) for j in range(position, i))
-            yield dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
+            record = dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
+            if record["unknown"]:
+                record["label"] = None
+            yield record
             position = i + 1
     yield from (unreadable_record(data, j) for j in range(position, len(data)))
 

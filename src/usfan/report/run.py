@@ -85,7 +85,9 @@ def read_run(
         for setting, value in read_mapping(folder, "config.yaml", run.problems).items():
             run.settings[setting] = short_path(value)
         run.metrics = read_mapping(folder, "metrics.json", run.problems)
-        run.model = read_mapping(folder, "config.json", run.problems)
+        stored = read_mapping(folder, "config.json", run.problems)
+        inner = stored.get("usfan")  # beside the settings of transformers
+        run.model = inner if isinstance(inner, dict) else stored
         read_log(folder, run)
         run.images = read_image_table(folder, run.problems, root)
         command = str(run.settings.get("command", ""))

@@ -23,6 +23,7 @@ from usfan.maths.source_mixture import mixed, reordered
 from usfan.maths.unknown import UnknownRule
 from usfan.models.classifier import Classifier
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.progress import CountImages, image_progress
 from usfan.shield import shielded, shielded_steps
 from usfan.store.model_folder import load_parts, save_model
 from usfan.store.schema import JsonTable, blaming
@@ -152,7 +153,7 @@ class SourceModel:
         p = outputs.posterior_probs
         return Prediction(
             outputs.probs,
-            outputs.logits.argmax(dim=1),
+            self.decide(outputs),
             entropy(p),
             certainty_weights(p),
             self.flag_unknown(outputs),
@@ -160,10 +161,15 @@ class SourceModel:
         )
 
     @shielded
-    def predict(self, images: Images, batch_size: int = 64) -> Prediction:
-        """Predict the classes of images."""
-        batches = self.predict_batches(images, batch_size)
-        parts = [self.to_prediction(outputs) for _, outputs in batches]
+    def predict(
+        self, images: Images, batch_size: int = 64, *, progress: CountImages = False
+    ) -> Prediction:
+        """Predict the classes of images. `progress` is True, False, or a function that is called with the number of
+        images just seen."""
+        images = as_images(images, self.spec.channels)
+        with image_progress(progress, "predicting", len(images)) as advance:
+            batches = self.predict_batches(images, batch_size, progress=advance)
+            parts = [self.to_prediction(outputs) for _, outputs in batches]
         names = ("probs", "label", "entropy", "weight", "unknown")
         columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         return Prediction(**columns, classes=self.classes)
@@ -187,6 +193,7 @@ class SourceModel:
             as_images(images, self.spec.channels),
             size=self.spec.resize,
             channels=self.spec.channels,
+            resampling=self.spec.resampling,
             batch_size=batch_size,
             workers=workers,
             progress=progress,
@@ -385,7 +392,11 @@ def check_members(members: Sequence[tuple[tuple[str, ...], InputSpec]]) -> None:
             raise ConfigError(
                 f"the sources must know the same classes: sources 1 and {number} differ in {some(names)}"
             )
-        if (spec.shape, spec.resize) != (first_spec.shape, first_spec.resize):
+        if (spec.shape, spec.resize, spec.resampling) != (
+            first_spec.shape,
+            first_spec.resize,
+            first_spec.resampling,
+        ):
             size, other = (f"{s.shape_text} cut from {s.resize}" for s in (first_spec, spec))
             raise ConfigError(
                 f"the sources must take images of the same size: sources 1 and {number} take {size} and {other}"

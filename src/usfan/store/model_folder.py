@@ -8,10 +8,11 @@ checked to be finite, and the posterior to be one.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, first_line, option, printable
 from usfan.files import Folder, read_in, write_json, write_tensors, write_text
+from usfan.models import hugging_face
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import (
     LAYER_SETTINGS,
@@ -49,7 +51,7 @@ CONFIG = "config.json"
 MODEL = "model.safetensors"
 POSTERIOR = "posterior.safetensors"
 FILES = (CONFIG, MODEL, POSTERIOR)
-HUB_FILES = ["*config.json", "*.safetensors"]
+HUB_FILES = ["*config.json", "*.safetensors", "*.safetensors.index.json"]
 """Files of a model and of the members of a mixture that are downloaded."""
 MEMBER = "member-{}"
 """Folders of the models of a mixture."""
@@ -58,23 +60,43 @@ MAX_CONFIG_BYTES = 16 << 20
 
 def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
     """Write a model: tensors first, config last, because a folder without config.json is not a model."""
-    config = model_config(model, private=private)
-    check_config(config, folder / CONFIG)
+    config = whole = model_config(model, private=private)
+    if "transformers" in model.architecture:
+        whole = with_network(config, model)
+    check_config(whole, folder / CONFIG)
     folder.mkdir(parents=True, exist_ok=True)
     if model.kind == "mixture":
         for number, member in enumerate(model.members, start=1):
             save_model(member, folder / MEMBER.format(number), private=private)
     else:
         for name, tensors in model_tensors(model).items():
-            write_tensors(folder / name, tensors)
-    write_json(folder / CONFIG, config)
+            write_tensors(folder / name, tensors, {"format": "pt"})
+    if whole is not config:
+        write_json(folder / hugging_face.PROCESSOR, hugging_face.processor_of(model.spec))
+    write_json(folder / CONFIG, whole)
     write_text(folder / "README.md", model_card(config))
     return folder
 
 
+def with_network(config: JsonTable, model: Any) -> JsonTable:
+    """config.json of a folder that transformers loads too: its own settings, and ours under `usfan`."""
+    names = [str(name) for name in model.classes]
+    return {
+        **model.architecture["transformers"],
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "usfan": config,
+    }
+
+
 def model_tensors(model: Any) -> dict[str, dict[str, Tensor]]:
     """The tensors of a model that is no mixture, by file."""
-    files = {MODEL: model.classifier.state_dict(), POSTERIOR: model.posterior.tensors()}
+    classifier = model.classifier
+    files = {MODEL: classifier.state_dict(), POSTERIOR: model.posterior.tensors()}
+    if "transformers" in model.architecture:
+        files[MODEL] = hugging_face.stored_tensors(
+            classifier.backbone, classifier.head_name, classifier.head
+        )
     if model.uncertainty is not model.posterior:
         files[f"{model.uncertainty.kind}.safetensors"] = model.uncertainty.tensors()
     return {name: tensors for name, tensors in files.items() if tensors}
@@ -87,7 +109,9 @@ def model_config(model: Any, *, private: bool = False) -> JsonTable:
         config["shares"] = list(model.shares)
     else:
         posterior = model.posterior
-        config["architecture"] = model.architecture
+        architecture = dict(model.architecture)
+        architecture.pop("transformers", None)
+        config["architecture"] = architecture
         config["input"] = asdict(model.spec)
         config["posterior"] = posterior.settings()
         config["posterior"]["features"] = posterior.weight.shape[1]
@@ -190,6 +214,12 @@ def hub_cache(path: Path) -> Path | None:
     return repository / "blobs" if repository.name.startswith("models--") else None
 
 
+def may_be_hub_id(name: str | Path) -> bool:
+    path = Path(name)
+    is_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(name)) is not None
+    return is_id and not path.exists() and not path.parent.is_dir()
+
+
 def fetch_folder(folder: str | Path) -> Path:
     """Download a model folder from the Hub. A path that is mistyped is not looked up there."""
     path = Path(folder)
@@ -230,6 +260,8 @@ def build_classifier(
     of an image is checked, and only then is the network made."""
     file = folder.path / MODEL
     architecture = config.architecture
+    if "transformers" in architecture and module is None:
+        return read_network(config, folder)
     if "module" in architecture and (module is not None or "timm" not in architecture):
         classifier: Classifier = wrap_again(config, folder.path, module)
     else:
@@ -247,6 +279,27 @@ def build_classifier(
         classifier, _ = new_classifier(config, folder.path, width)
     classifier.load_state_dict(read_checked(folder, MODEL, classifier.state_dict()))
     return classifier
+
+
+def read_network(config: ModelConfig, folder: Folder) -> Classifier:
+    """A network of transformers, which names tensors as it likes: their number of values must be that of a sketch."""
+    file = folder.path / MODEL
+    head = config.architecture["head"]
+    with open_tensors_in(folder, MODEL) as tensors, blaming(str(file)):
+        names = list(tensors.keys())
+        sketch = hugging_face.sketch_network(config.architecture["transformers"], len(names))
+        stored = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+        needed = sum(tensor.numel() for tensor in sketch.state_dict().values())
+        if stored != needed:
+            raise ArtifactError(f"it holds {stored} values, and the network has {needed}")
+        state = {name: tensors.get_tensor(name) for name in names}
+        check_values(file, state)
+        network = hugging_face.fill_network(sketch, state)
+        side = getattr(network.network.config, "image_size", None)
+        side = side if isinstance(side, int) else InputSpec().size
+        native = replace(config.spec, size=side, resize=side)
+        check_input(WrappedClassifier(sketch, head), native, config, folder.path)
+        return WrappedClassifier(network, head)
 
 
 def read_checked(

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from usfan.data.views import centre, statistics
+from usfan.data.views import InputSpec, centre, statistics
 from usfan.errors import UsfanError
 from usfan.files import whole_file
 from usfan.maths.objectives import certainty_weights
@@ -34,7 +34,7 @@ TOLERANCE = 5e-3
 """Largest difference of a probability from that of `predict` on made-up pictures: pixels are rounded after resizing,
 and a small network can be steep. A wrong graph differs by far more."""
 OUTPUTS = {
-    "label": "int64 N: the number of the predicted class, an index into `classes`",
+    "label": "int64 N: the number of the predicted class, an index into `classes`; the number of classes if `unknown`",
     "probs": "float32 N×K: probabilities of the point estimate, which decides the label",
     "posterior_probs": "float32 N×K: probabilities of the posterior predictive (or of the `uncertainty` that the "
     "metadata names), which includes uncertainty",
@@ -82,26 +82,33 @@ class PhotographGraph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         spec = self.model.spec
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        outputs = self.outputs(centre(resized(pixels, spec.resize), spec.size))
+        outputs = self.outputs(centre(resized(pixels, spec), spec.size))
         certainty = certainty_weights(outputs.posterior_probs)
         unknown = certainty > 2.0  # never
         rule = getattr(self.model, "unknown_rule", None)
         if rule is not None:
             unknown = rule.flag(outputs)
-        label = outputs.logits.argmax(dim=1)
+        label = outputs.logits.argmax(dim=1).masked_fill(unknown, len(self.model.classes))
         return label, outputs.probs, outputs.posterior_probs, certainty, unknown
 
 
-def resized(pixels: Tensor, side: int) -> Tensor:
-    """B×C×H×W → B×C×side×side, as Pillow resizes: first along the lines, then along the columns."""
-    lines = resized_to(pixels, (pixels.shape[2], side))
-    return resized_to(lines, (side, side))
+def resized(pixels: Tensor, spec: InputSpec) -> Tensor:
+    """B×C×H×W → B×C×R×R, or with the proportions kept R×W' or H'×R; as Pillow resizes: first along the lines, then
+    along the columns."""
+    kernel, _, crop = spec.resampling.partition("-")
+    height, width = pixels.shape[2:]
+    tall = wide = spec.resize
+    if crop:
+        short = torch.sym_min(height, width)
+        tall = spec.resize * height // short
+        wide = spec.resize * width // short
+    return resized_to(resized_to(pixels, (height, wide), kernel), (tall, wide), kernel)
 
 
-def resized_to(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, antialiased, rounded to whole pixels."""
-    values = nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-    return torch.floor(values + 0.5)
+def resized_to(pixels: Tensor, size: tuple[int, int], kernel: str) -> Tensor:
+    """Antialiased, rounded to whole pixels."""
+    values = nn.functional.interpolate(pixels, size, mode=kernel, antialias=True)
+    return torch.floor(values + 0.5).clamp(0, 255)
 
 
 @shielded
@@ -113,6 +120,9 @@ def export_onnx(model: SourceModel, path: Path) -> float:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsfanError(f"export needs {error.name}: install usfan[onnx]") from None
+    kernel = model.spec.resampling.partition("-")[0]
+    if kernel not in ("bilinear", "bicubic"):
+        raise UsfanError(f"export: ONNX resizes images bilinear or bicubic, not {kernel}")
     device = model.posterior.weight.device
     model.to("cpu")
     model.classifier.eval()
@@ -172,7 +182,7 @@ def metadata(model: SourceModel) -> dict[str, str]:
             "crop": [spec.size, spec.size],
             "mean": list(spec.mean),
             "std": list(spec.std),
-            "done_in_graph": "bilinear antialiased resize, centre crop, (x/255 − mean) / std",
+            "done_in_graph": f"{spec.resampling} antialiased resize, centre crop, (x/255 − mean) / std",
         },
         "outputs": OUTPUTS,
         "unknown_rule": None if rule is None else rule.to_dict(),

@@ -203,6 +203,14 @@ class RunFolder:
                 path.rmdir() if path == self.path else path.unlink(missing_ok=True)
         self.close()
 
+    def first_record(self, name: str, record: JsonTable) -> JsonTable:
+        """What the run wrote under this name first; it writes `record` if there is nothing."""
+        if self.folder.kind(name) == "missing":
+            write_json(self.path / name, record)
+            return record
+        before = read_in(self.folder, name, MOST_YAML)
+        return before if isinstance(before, dict) else {}
+
     def inside(self, name: str) -> Path:
         """A folder in this one, made if it is missing; a link at the name is refused."""
         with self.folder.inner(name, create=True) as inner:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from usfan.budget import allowed
-from usfan.config import VIEWS
+from usfan.config import RESAMPLING, VIEWS
 from usfan.config_checks import CURVATURE, DAMPING, MOST_SOURCES, PRIORS, TEMPERATURES
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, DataError, UsfanError, printable
@@ -161,6 +161,16 @@ def is_number(value: object, low: float, high: float) -> bool:
 
 
 def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
+    network = None
+    if (
+        isinstance(values, dict) and "model_type" in values
+    ):  # a model of transformers, with ours inside
+        if "usfan" not in values:
+            raise ArtifactError(
+                f"{file.parent} is a model of transformers without a posterior: usfan posterior fits one"
+            )
+        network = {name: value for name, value in values.items() if name != "usfan"}
+        values = values["usfan"]
     reader = _Reader(values, file)
     reader.read("format", ("usfan",))
     version = reader.read("version", (1, 1_000_000))
@@ -176,7 +186,7 @@ def parse_config(values: object, file: Path) -> ModelConfig | MixtureConfig:
     most_draws = allowed(max(USUAL_DRAWS, MAX_DRAWS // len(classes)))
     return ModelConfig(
         kind,
-        read_architecture(reader.table("architecture")),
+        read_architecture(reader.table("architecture"), network),
         classes,
         read_spec(reader.table("input")),
         read_posterior_settings(reader.table("posterior")),
@@ -244,10 +254,12 @@ def is_name(name: object) -> bool:
     return not any(0xD800 <= ord(c) <= 0xDFFF for c in name)
 
 
-def read_architecture(reader: _Reader) -> JsonTable:
+def read_architecture(reader: _Reader, network: JsonTable | None) -> JsonTable:
+    """`network`: the config of a model of transformers."""
     if "module" in reader.values:
         optional = ["timm"] if "timm" in reader.values else []
-        return reader.read_all(dict.fromkeys(["module", "head", *optional], str))
+        table = reader.read_all(dict.fromkeys(["module", "head", *optional], str))
+        return table if network is None else {**table, "transformers": network}
     architecture = reader.read_all(ARCHITECTURE)
     if "pretrained" in reader.values:  # folders of version 0.1 do not say
         weights = None
@@ -275,6 +287,8 @@ def read_spec(reader: _Reader) -> InputSpec:
         reader.numbers("mean", -1e6, 1e6, channels, channels),
         reader.numbers("std", 1e-6, 1e6, channels, channels),
         reader.read("augment", VIEWS),
+        # folders of version 0.2 do not say
+        reader.read("resampling", RESAMPLING) if "resampling" in reader.values else "bilinear",
     )
 
 

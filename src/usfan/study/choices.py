@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from usfan.adaptation.methods import METHODS, find_method
+from usfan.adaptation.methods import METHODS, Method, find_method
 from usfan.adaptation.plan import refuse_setting
 from usfan.config import AdaptConfig, TrainConfig, convert, make_config
-from usfan.config_checks import at_least, check_seed
+from usfan.config_checks import at_least, check_seed, import_name
 from usfan.data.benchmarks.benchmark import Copy
 from usfan.data.benchmarks.catalogue import benchmark
 from usfan.data.benchmarks.layouts import check
@@ -143,8 +143,21 @@ def take_seeds(settings: Settings, default: Sequence[int]) -> tuple[int, ...]:
 
 def take_methods(settings: Settings, default: Sequence[str] = PAPER) -> tuple[str, ...]:
     methods = settings.pop("methods", default)
+    name = settings.pop("method", None)
+    if name is not None:
+        methods = [*methods, add_method(name).name]
     check_each_once("method", methods)
     return tuple(find_method(str(name)).name for name in methods)
+
+
+def add_method(name: str) -> Method:
+    """The user's own row of `METHODS`, MODULE:NAME."""
+    method = import_name("method", name, "MODULE:NAME, such as my_module:METHOD")
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"{option('method', name)}: it must be a usfan.Method; got a {type(method).__name__}"
+        )
+    return method if METHODS.get(method.name) == method else METHODS.add(method)
 
 
 def check_each_once(kind: str, values: Sequence[object]) -> None:

@@ -47,7 +47,7 @@ from usfan.models.small_backbones import SMALL_BACKBONES
 from usfan.progress import bar, console, say
 from usfan.report.page import write_report
 from usfan.store.model import AdaptedModel, SourceModel
-from usfan.store.run_folder import mend_log
+from usfan.store.run_folder import differences, mend_log
 from usfan.study.agreement import PREDICTED, predicted_classes, write_agreement
 from usfan.study.choices import (
     PAPER,
@@ -190,6 +190,8 @@ class Suite:
         if self.name is not None:
             config = {"command": "reproduce", "benchmark": self.name}
         for name, value in self.user_settings.items():
+            if name == "method":
+                continue  # it is code, which no file may name
             config[name] = str(value) if isinstance(value, Path) else value
         write_yaml(self.out / "config.yaml", config)
         write_json(self.out / "study.json", self.describe())
@@ -221,14 +223,20 @@ class Suite:
         before = read_mapping(path) if is_used else now
         self.earlier_methods = before.get("rows", {})
         whole = ("benchmark", "setting", "adapt", "source", "recipes")
-        changed = [name for name in whole if before.get(name) != now[name]]
-        for part, label in (("rows", ""), ("domains", "images or classes of ")):
-            for name, value in now[part].items():
-                if before.get(part, {}).get(name, value) != value:
-                    changed.append(label + name)
+        changed = []
+        for name in whole:
+            if before.get(name) != now[name]:
+                changed.append(describe_change(name, now[name], before.get(name)))
+        for name, value in now["rows"].items():
+            earlier = before.get("rows", {}).get(name, value)
+            if earlier != value:
+                changed.append(describe_change(name, value, earlier))
+        for name, value in now["domains"].items():
+            if before.get("domains", {}).get(name, value) != value:
+                changed.append(f"images or classes of {name}")
         if changed:
             raise ConfigError(
-                f"{self.out} holds a study with other settings ({', '.join(changed)}): another {option('out')}?"
+                f"{self.out} holds a study with other settings ({'; '.join(changed)}): another {option('out')}?"
             )
 
     def cells(self) -> Iterator[Cell]:
@@ -276,9 +284,22 @@ class Suite:
             "hardware": self.device_name(),
             "commit": commit(),
         }
-        write_tensors(self.tensors_path(cell), {PREDICTED: predicted_classes(adapted)})
+        assert adapted.passes is not None
+        probs = adapted.passes.after.probs.half()
+        tensors = {PREDICTED: predicted_classes(adapted), "probs": probs}
+        write_tensors(self.tensors_path(cell), tensors)
+        self.write_images(cell, adapted, store)
         write_json(self.cell_path(cell), row)
         return row
+
+    def write_images(self, cell: Cell, model: AdaptedModel, store: Store) -> None:
+        """The images behind the rows of a cell's tensors."""
+        path = self.out / "images" / f"{cell.source}-{cell.target}.json"
+        if path.is_file():
+            return
+        labels = None if store.labels is None else store.labels.tolist()
+        table = {"classes": model.classes, "paths": store.paths, "labels": labels}
+        write_json(path, table)
 
     def log_cell(self, row: Row, count: str) -> None:
         event = {"event": "cell", "time": round(time.time(), 3)}
@@ -455,6 +476,13 @@ class Suite:
 
 CellRunner = Callable[[Suite], Iterator[tuple[Row, bool]]]
 """Gives the row of each cell, and whether it ran now."""
+
+
+def describe_change(name: str, now: object, before: object) -> str:
+    """`u-sfan: gamma 0.3, not 0.5`, or the name alone."""
+    if not isinstance(now, dict) or not isinstance(before, dict):
+        return name
+    return f"{name}: {differences(now, before)}"
 
 
 def read_mapping(path: Path) -> Row:

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,10 +21,11 @@ from usfan.data.views import InputSpec
 from usfan.engine.passes import engine_store, prepare
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError, DataError, option, printable
+from usfan.models import hugging_face
 from usfan.models.backbones import read_state, recognise_timm, timm_model, timm_spec
 from usfan.models.classifier import copy_module, example_of, guess_head, wrap_module
 from usfan.store.model import SourceModel, as_images
-from usfan.store.schema import check_names
+from usfan.store.schema import JsonTable, check_names
 from usfan.training.source import fit_posterior
 from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -32,6 +33,13 @@ from usfan.uncertainty.kronecker import KroneckerPosterior
 Progress = Callable[[int], None] | None
 """Called with the number of images of each batch that has passed."""
 log = logging.getLogger(__name__)
+
+
+class ImageProcessor(Protocol):
+    """An image processor of `transformers`, which need not be installed."""
+
+    def to_dict(self) -> dict[str, object]: ...
+
 
 SMALL = 128
 """Square pictures up to this side are not enlarged for a module whose input is unknown."""
@@ -43,7 +51,7 @@ def attach_posterior(
     head: str | None = None,
     *,
     classes: Sequence[str] | None = None,
-    spec: InputSpec | None = None,
+    spec: InputSpec | ImageProcessor | None = None,
     runtime: RuntimeConfig | Runtime | None = None,
     settings: FitSettings | None = None,
     progress: Progress = None,
@@ -57,7 +65,17 @@ def attach_posterior(
     """
     runtime = start_runtime(runtime)
     settings = settings or FitSettings()
-    check_weight_decay(settings, f"this {type(module).__name__}")
+    kind = type(module).__name__
+    check_weight_decay(settings, f"this {kind}")
+    config = None
+    if hugging_face.is_network(module):
+        classes = classes or hugging_face.class_names(module)
+        spec = spec or hugging_face.input_of(module)
+        head = f"network.{head}" if head else hugging_face.head_of(module)
+        config = hugging_face.config_of(module)
+        module = hugging_face.LogitsOf(module)
+    if spec is not None and not isinstance(spec, InputSpec):
+        spec = hugging_face.spec_of(spec)
     data = named_data(as_images(data), classes)
     check_names(tuple(data.classes or ()))
     # Posteriors, views and saved models are float32; `prepare` moves the copy to its device.
@@ -66,7 +84,9 @@ def attach_posterior(
     timm_name = recognise_timm(module)
     classifier = wrap_module(module, head, example_of(spec))
     names = output_names(data, classifier.head.out_features)
-    architecture = {"module": type(module).__name__, "head": classifier.head_name}
+    architecture: JsonTable = {"module": kind, "head": classifier.head_name}
+    if config is not None:
+        architecture["transformers"] = config
     if timm_name:
         architecture["timm"] = timm_name
     network = prepare(classifier, spec, runtime).eval()
@@ -112,16 +132,28 @@ def output_names(data: ImageData, outputs: int) -> tuple[str, ...]:
 def module_spec(module: nn.Module, data: ImageData) -> InputSpec:
     if getattr(module, "pretrained_cfg", None):
         return timm_spec(module)
-    spec = guess_spec(module, data)
+    spec = normalised(guess_spec(module, data), data)
     log.warning(
         "%s does not say what images it takes: it is given %s, normalised by mean %s and std %s; "
-        "pass spec=usfan.InputSpec(…) if it was trained on others",
-        type(module).__name__,
+        "pass spec=usfan.InputSpec(…), or its image processor, if it was trained on others",
+        type(getattr(module, "network", module)).__name__,
         spec.shape_text,
         spec.mean,
         spec.std,
     )
     return spec
+
+
+def normalised(spec: InputSpec, data: ImageData) -> InputSpec:
+    """The input with the mean and standard deviation of the data's own transforms, if it has any."""
+    normalisation = getattr(data.images, "normalisation", None)
+    if normalisation is None:
+        return spec
+    mean, std = (tuple(values.flatten().tolist()) for values in normalisation)
+    if len(mean) not in (1, spec.channels):
+        return spec
+    times = spec.channels // len(mean)
+    return dataclasses.replace(spec, mean=mean * times, std=std * times)
 
 
 def guess_spec(module: nn.Module, data: ImageData) -> InputSpec:

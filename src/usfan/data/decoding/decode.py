@@ -52,6 +52,8 @@ MAX_SIDE = 65_535
 MAX_BYTES = 2**29
 """512 MiB: the largest file that is read."""
 
+MAX_RATIO = 16
+"""A strip that is longer than this is cut before it is enlarged."""
 MAX_SCANS = 200
 MAX_SCANNED = 2**31
 """Scans of a JPEG, and scans × pixels: 32 over the largest picture. Encoders make 10 to 20."""
@@ -198,13 +200,27 @@ def convert(
     return image if image.mode == mode else image.convert(mode)
 
 
-def squared(image: Image.Image, size: int) -> Image.Image:
-    """Squash to `size`×`size`, exactly Pillow's `resize((size, size), BILINEAR)` (antialiased when it shrinks)."""
-    return (
-        image
-        if image.size == (size, size)
-        else image.resize((size, size), Image.Resampling.BILINEAR)
-    )
+def squared(image: Image.Image, size: int, resampling: str = "bilinear") -> Image.Image:
+    """Squash to `size`×`size`, exactly Pillow's `resize` (antialiased when it shrinks). With `-crop` the shorter side
+    becomes `size`, and the middle stays."""
+    kernel = Image.Resampling[resampling.removesuffix("-crop").upper()]
+    wide, tall = size, size
+    if resampling.endswith("-crop"):
+        short = min(image.size)
+        image = middle(image, MAX_RATIO * short)
+        wide, tall = (size * side // short for side in image.size)
+    if image.size != (wide, tall):
+        image = image.resize((wide, tall), kernel)
+    return middle(image, size)
+
+
+def middle(image: Image.Image, most: int) -> Image.Image:
+    """The middle of a picture, at most so many pixels wide and tall."""
+    left, top = (max(0, (side - most) // 2) for side in image.size)
+    width, height = (min(side, most) for side in image.size)
+    if (width, height) == image.size:
+        return image
+    return image.crop((left, top, left + width, top + height))
 
 
 def planes(image: Image.Image) -> bytes:

@@ -43,6 +43,8 @@ _KEEP_FREED_MEMORY = {
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
 
+Form = dict[str, int | str | None]
+"""Size, channels and resampling of a job."""
 Answer = bytearray | str
 """The content of a picture, or the reason why it cannot be read."""
 
@@ -61,6 +63,7 @@ def decode_in_processes(
     size: int,
     channels: int | None,
     workers: int,
+    resampling: str = "bilinear",
 ) -> Generator[Answer, None, None]:
     """Yield, in order, channels×size×size bytes for each file, or the reason why there are none.
 
@@ -71,7 +74,7 @@ def decode_in_processes(
     step = max(1, min(CHUNK, CHUNK_BYTES // (3 * size * size)))
     starts = range(0, len(paths), step)
     workers = min(workers, len(starts))
-    form = {"size": size, "channels": channels}
+    form: Form = {"size": size, "channels": channels, "resampling": resampling}
     pool = [_Process() for _ in range(workers)]
     free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
     for process in pool:
@@ -129,7 +132,7 @@ class _Process:
         self.poll.register(self.child.stdout, select.POLLIN)
         self.ready = False
 
-    def decode(self, paths: Sequence[str], form: dict[str, int | None]) -> list[Answer]:
+    def decode(self, paths: Sequence[str], form: Form) -> list[Answer]:
         """The answers for some files."""
         answers: list[Answer] = []
         suspect = None
@@ -147,7 +150,7 @@ class _Process:
                 suspect = path
         return answers
 
-    def ask(self, paths: Sequence[str], form: dict[str, int | None]) -> None:
+    def ask(self, paths: Sequence[str], form: Form) -> None:
         assert self.child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # if it has died, reading says so
             self.child.stdin.write(json.dumps({**form, "paths": paths}).encode() + b"\n")

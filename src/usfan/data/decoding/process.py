@@ -1,9 +1,9 @@
 """The process that decodes: started by `pool`, it reads jobs and answers with pixels.
 
-A job is a line of JSON, {"paths": […], "size": S, "channels": C}. For each path it answers with the C·S·S bytes of the
-picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It loads neither torch
-nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it cannot outlive its
-parent.
+A job is a line of JSON, {"paths": […], "size": S, "channels": C, "resampling": R}. For each path it answers with the
+C·S·S bytes of the picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It
+loads neither torch nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it
+cannot outlive its parent.
 
 A file has `SECONDS` of CPU time (a busy machine does not count) and `MEMORY` bytes: small files can ask for much. The
 system ends the process that uses more time, in whatever loop it is.
@@ -49,7 +49,7 @@ def main() -> None:
         for path in job["paths"]:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                content = decoded(path, job["size"], job["channels"])
+                content = decoded(path, job["size"], job["channels"], job["resampling"])
                 reason = ""
             except UnreadableImage as error:
                 reason = error.reason
@@ -65,9 +65,9 @@ def send(file: BinaryIO, content: bytes, is_picture: bool) -> None:
     file.flush()
 
 
-def decoded(path: str, size: int, channels: int | None) -> bytes:
+def decoded(path: str, size: int, channels: int | None, resampling: str) -> bytes:
     if channels is not None:
-        return planes(squared(decode_file(path, channels), size))
+        return planes(squared(decode_file(path, channels), size, resampling))
     image = decode_file(path, 3)
     image.thumbnail((size, size), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()

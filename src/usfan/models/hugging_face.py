@@ -1,0 +1,278 @@
+"""Image classifiers of `transformers` (extra `usfan[transformers]`): their head, their classes, their input.
+
+A folder of `save_pretrained` holds config.json, the weights, and preprocessor_config.json if its image processor was
+saved too. Weights are read from safetensors only, and no code that lies beside them is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Resampling
+from torch import Tensor, nn
+
+from usfan.data.labels import canonical
+from usfan.data.views import InputSpec
+from usfan.errors import ArtifactError, ConfigError, first_line, printable
+from usfan.files import read_json
+from usfan.tensor_file import read_tensors
+
+PROCESSOR = "preprocessor_config.json"
+COUNTS = ("layer", "depth", "block", "stage")
+"""Parts of the names of settings that count layers."""
+NAMES = ("id2label", "label2id", "num_labels")
+REMOTE = ("auto_map", "quantization_config", "_name_or_path", "_attn_implementation")
+"""Settings of config.json that name code, another format or a place."""
+
+
+class LogitsOf(nn.Module):
+    """A classifier of transformers as a plain module: images B×C×S×S → logits B×K."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(pixel_values=images).logits
+        return logits
+
+
+def library() -> Any:
+    """The package, imported only if it is needed."""
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            "this is a model of transformers: pip install 'usfan[transformers]'"
+        ) from None
+
+
+def is_network(module: object) -> bool:
+    """Whether a module comes from transformers, which is imported then."""
+    package = sys.modules.get("transformers")
+    return package is not None and isinstance(module, package.PreTrainedModel)
+
+
+def head_of(network: Any) -> str:
+    """Name of the last layer inside `LogitsOf`: the one Linear outside the base model that gives the logits."""
+    names = []
+    body = f"{network.base_model_prefix}."
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear) and layer.out_features == network.config.num_labels:
+            names.append(name)
+    outside = [name for name in names if not name.startswith(body)] or names[-1:]
+    kind = type(network).__name__
+    if len(outside) > 1:
+        raise ConfigError(
+            f"{kind} averages {len(outside)} heads ({', '.join(outside)}), and a posterior is of one: load the weights "
+            "as the architecture with one head, such as DeiTForImageClassification"
+        )
+    if not outside:
+        raise ConfigError(
+            f"{kind} has no Linear layer with {network.config.num_labels} outputs: it is no image classifier; load it "
+            "with AutoModelForImageClassification"
+        )
+    return f"network.{outside[0]}"
+
+
+def class_names(network: Any) -> tuple[str, ...] | None:
+    """`id2label` in its order; None if nobody named the classes. A second class of the same name gets its number."""
+    table = {int(number): str(name) for number, name in network.config.id2label.items()}
+    names: list[str] = []
+    for number, name in sorted(table.items()):
+        is_new = canonical(name) not in map(canonical, names)
+        names.append(name if is_new else f"{name} ({number})")
+    is_numbered = names == [f"LABEL_{number}" for number in range(len(names))]
+    return None if is_numbered else tuple(names)
+
+
+def input_of(network: Any) -> InputSpec | None:
+    """The input that the image processor beside the model gives: in the folder that it was loaded from, or in the
+    Hub's cache. None if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = str(network.name_or_path)
+    folder = Path(place)
+    if place and not folder.is_dir():
+        with contextlib.suppress(ValueError):  # no Hub id
+            folder = Path(str(try_to_load_from_cache(place, PROCESSOR))).parent
+    if not place or not (folder / PROCESSOR).is_file():
+        return None
+    try:
+        loader = library().AutoImageProcessor
+        return spec_of(loader.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / PROCESSOR}: {first_line(error)}") from error
+
+
+def spec_of(processor: Any) -> InputSpec:
+    """The input that an image processor of transformers prepares. Sizes that are not square are refused."""
+    values = processor.to_dict()
+    size = dict(values["size"])
+    kernel = Resampling(int(values.get("resample", Resampling.BILINEAR))).name.lower()
+    keeps_proportions = "shortest_edge" in size
+    resize = size.get("shortest_edge") or size.get("height")
+    cut = dict(values.get("crop_size") or {}).get("height", resize)
+    cut = cut if values.get("do_center_crop") else resize
+    if values.get("crop_pct") and keeps_proportions:
+        keeps_proportions = (
+            resize < 384
+        )  # as ConvNeXt's processor has it: larger images are squashed
+        resize = int(resize / values["crop_pct"]) if keeps_proportions else resize
+    if (
+        resize is None
+        or size.get("width", resize) != size.get("height", resize)
+        or cut > resize
+    ):
+        raise ConfigError(
+            f"the image processor prepares images of {size}, and usfan takes square ones: pass spec=usfan.InputSpec(…)"
+        )
+    mean = tuple(values.get("image_mean") or (0.0, 0.0, 0.0))
+    std = tuple(values.get("image_std") or (1.0, 1.0, 1.0))
+    if not values.get("do_normalize", True):
+        mean = (0.0,) * len(mean)
+        std = (1.0,) * len(std)
+    scale = 255 * float(values.get("rescale_factor", 1 / 255))
+    if not values.get("do_rescale", True) or abs(scale - 1) > 1e-6:
+        raise ConfigError(
+            "the image processor does not scale pixels to 0…1: pass spec=usfan.InputSpec(…)"
+        )
+    return InputSpec(
+        len(mean),
+        int(cut),
+        int(resize),
+        mean,
+        std,
+        resampling=f"{kernel}-crop" if keeps_proportions else kernel,
+    )
+
+
+def processor_of(spec: InputSpec) -> dict[str, Any]:
+    """preprocessor_config.json for an input."""
+    kernel = Resampling[spec.resampling.removesuffix("-crop").upper()]
+    size = {"height": spec.resize, "width": spec.resize}
+    if spec.resampling.endswith("-crop"):
+        size = {"shortest_edge": spec.resize}
+    return {
+        "image_processor_type": "DeiTImageProcessor",  # it resizes and crops, and nothing else
+        "do_resize": True,
+        "size": size,
+        "resample": int(kernel),
+        "do_center_crop": True,
+        "crop_size": {"height": spec.size, "width": spec.size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(spec.mean),
+        "image_std": list(spec.std),
+    }
+
+
+def config_of(network: Any) -> dict[str, Any]:
+    """config.json of a network, as `save_pretrained` writes it, without the names of its classes."""
+    values: dict[str, Any] = network.config.to_diff_dict()
+    values["architectures"] = [type(network).__name__]
+    values["dtype"] = "float32"
+    return {name: value for name, value in values.items() if name not in (*REMOTE, *NAMES)}
+
+
+def is_saved_network(folder: Path) -> bool:
+    """Whether a folder is one of `save_pretrained`, and no model folder of ours."""
+    file = folder / "config.json"
+    if not file.is_file() or (folder / "posterior.safetensors").exists():
+        return False
+    config = read_json(file)
+    return isinstance(config, dict) and "model_type" in config
+
+
+def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
+    """The network that a stranger's config.json describes, without memory. Its file has so many `tensors`: it cannot
+    have more layers."""
+    transformers = library()
+    for name, value in values.items():
+        counts = value if isinstance(value, list) else [value]
+        is_count = any(part in name for part in COUNTS)
+        if is_count and any(isinstance(count, int) and count > tensors for count in counts):
+            raise ArtifactError(f"{printable(name, 80)}: more layers than the file has tensors")
+    fields = {name: value for name, value in values.items() if name not in REMOTE}
+    try:
+        with quiet(), torch.device("meta"):
+            config = transformers.AutoConfig.for_model(**fields)
+            network = transformers.AutoModelForImageClassification.from_config(
+                config, trust_remote_code=False
+            )
+    except Exception as error:  # of transformers: the config is a stranger's
+        raise ArtifactError(
+            f"transformers cannot make this network: {printable(first_line(error), 200)}"
+        ) from error
+    return LogitsOf(network)
+
+
+def fill_network(sketch: LogitsOf, state: dict[str, Tensor]) -> LogitsOf:
+    """The network of a sketch with these weights, whose names are those in the file."""
+    network = sketch.network
+    return LogitsOf(load_whole(type(network), None, config=network.config, state_dict=state))
+
+
+def load_network(folder: Path) -> Any:
+    """The classifier in a folder of `save_pretrained`."""
+    loader = library().AutoModelForImageClassification
+    return load_whole(loader, folder, local_files_only=True, use_safetensors=True)
+
+
+def load_whole(loader: Any, place: Path | None, **options: Any) -> Any:
+    """A network all of whose weights are there; transformers would draw the missing ones at random."""
+    options |= {"trust_remote_code": False, "dtype": torch.float32}
+    what = "the weights" if place is None else str(place)
+    try:
+        with quiet():
+            network, problems = loader.from_pretrained(
+                place, output_loading_info=True, **options
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{what}: transformers cannot make an image classifier of it: {printable(first_line(error), 300)}"
+        ) from error
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(map(str, problems[kind]))
+        if names:
+            raise ConfigError(
+                f"{what}: {kind.replace('_keys', '')} tensor {printable(names[0], 200)}: this is no trained "
+                f"{type(network).__name__}"
+            )
+    return network.eval()
+
+
+def stored_tensors(network: LogitsOf, head_name: str, head: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network whose head was taken out, under the names that `save_pretrained` gives them."""
+    prefix = head_name.removeprefix("network.")
+    state = network.network.state_dict()
+    state |= {f"{prefix}.{name}": tensor for name, tensor in head.state_dict().items()}
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        network.network.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
+        return read_tensors(Path(folder, "model.safetensors"))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no advice of transformers inside."""
+    transformers = library()
+    logging_module = transformers.utils.logging
+    level = logging_module.get_verbosity()
+    shows_bars = logging_module.is_progress_bar_enabled()
+    logging_module.set_verbosity(logging.ERROR)
+    logging_module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging_module.set_verbosity(level)
+        if shows_bars:
+            logging_module.enable_progress_bar()
