@@ -71,9 +71,7 @@ def test_random_labels_reverse_the_guard_and_give_the_verdict(source, tmp_path):
         best = {"source": "source", "adapted": "adapted"}[kept]
         assert labelled["from"] == "judge"
         assert labelled[best]["value"] == 100.0
-        assert torch.equal(
-            model.passes.after.logits.argmax(1).cpu(), predictions.long().cpu()
-        )
+        assert torch.equal(model.passes.after.logits.argmax(1).cpu(), predictions.long().cpu())
 
 
 def test_labels_that_taught_are_held_out_in_turn(source):
