@@ -13,8 +13,8 @@ def test_adaptations_leave_nothing_behind():
 
 
 def test_predictions_in_flat_memory():
-    figures = predict_many(2_000, workers=0)
-    assert figures["rows"] == 2_000
+    figures = predict_many(3_000, workers=0)
+    assert figures["rows"] == 3_000
     assert passed(figures), figures
 
 

@@ -143,7 +143,7 @@ def kill_and_resume(command: list, out: Path, seconds: float, rng: random.Random
 
 
 @pytest.mark.parametrize("stage", ["train", "adapt"])
-def test_killed_at_three_random_moments_and_resumed_it_ends_the_same(
+def test_killed_at_five_random_moments_and_resumed_it_ends_the_same(
     stage, data, source, tmp_path
 ):
     if stage == "train":
@@ -154,7 +154,7 @@ def test_killed_at_three_random_moments_and_resumed_it_ends_the_same(
     seconds = float((tmp_path / "whole.seconds").read_text())
     rng = random.Random(7)
     logged = []
-    for number in range(3):
+    for number in range(5):
         out = tmp_path / f"killed-{number}"
         logged.append(kill_and_resume(command, out, seconds, rng))
         for file in ("model.safetensors", "posterior.safetensors"):

@@ -21,7 +21,6 @@ from usfan.study.suite import Cell, Suite
 pytest.importorskip("ray")
 GIVEN = {
     "backbone": "digits-cnn",
-    "pairs": ["garden-roof", "roof-garden", "roof-yard"],
     "source_epochs": 1,
     "epochs": 3,
     "batch_size": 8,
@@ -125,11 +124,11 @@ def test_a_worker_is_killed_and_the_rows_are_those_of_one_process(
     assert killed
     assert not Path("/proc", str(killed[0][0])).exists()
     assert rows_of(study) == rows_of(in_one_process)
-    assert len(rows_of(study)) == 6
+    assert len(rows_of(study)) == 12
     tables = [(s.out / "table.md").read_text() for s in (study, in_one_process)]
     assert tables[0] == tables[1]
     events = [json.loads(line) for line in (study.out / "log.jsonl").read_text().splitlines()]
-    assert len({(e["method"], e["task"], e["seed"]) for e in events}) == len(events) == 6
+    assert len({(e["method"], e["task"], e["seed"]) for e in events}) == len(events) == 12
     assert {
         p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in before
     } == before  # what was done is not done again
