@@ -980,7 +980,19 @@ def suite_summary(name: str, *wanted: str) -> str:
     )
 
 
+def estimates_table(name: str) -> str:
+    sys.path.append(str(HERE.parent))
+    from studies.estimates import tables
+
+    check, runs = (HERE / "results" / f"estimates-{part}.jsonl" for part in ("check", "runs"))
+    return tables(check, runs)[name]
+
+
 TABLES = {
+    "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
+    "estimates-moments": functools.partial(estimates_table, "estimates-moments"),
+    "estimates-monitors": functools.partial(estimates_table, "estimates-monitors"),
+    "estimates-confidence": functools.partial(estimates_table, "estimates-confidence"),
     "class-sets": class_sets_table,
     "class-sets-found": class_sets_found_table,
     "field-methods": field_table,

@@ -90,6 +90,7 @@ CALLS = {
     ),
     "adapt": lambda w: usfan.adapt(w.folder, usfan.ImageData(w.pixels), "shot", **QUICK),
     "evaluate": lambda w: usfan.evaluate(w.target, w.photos, progress=False, device="cpu"),
+    "check": lambda w: usfan.check(w.target, w.photos, progress=False, device="cpu"),
     "export": lambda w: usfan.export(w.target, w.place / "model.onnx"),
     "report_runs": lambda w: usfan.report_runs([w.folder], w.place / "runs.html"),
     "questions": lambda w: usfan.questions(w.target),
