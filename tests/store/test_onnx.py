@@ -169,7 +169,7 @@ def test_the_hash_is_of_the_weights_and_the_names():
 
 
 @pytest.mark.parametrize("resampling", ["bilinear", "bicubic", "bilinear-crop", "bicubic-crop"])
-@pytest.mark.parametrize("size", [(300, 400), (57, 33), (64, 64), (1, 10), (500, 40)])
+@pytest.mark.parametrize("size", [(300, 400), (57, 33), (64, 64), (1, 500), (500, 1)])
 def test_resizing_is_pillows(size, resampling):
     from PIL import Image
 
