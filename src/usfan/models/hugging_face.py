@@ -119,19 +119,13 @@ def spec_of(processor: Any) -> InputSpec:
     size = dict(values["size"])
     kernel = Resampling(int(values.get("resample", Resampling.BILINEAR))).name.lower()
     keeps_proportions = "shortest_edge" in size
-    resize = size.get("shortest_edge") or size.get("height")
+    resize = int(size.get("shortest_edge") or size.get("height") or 0)
     cut = dict(values.get("crop_size") or {}).get("height", resize)
     cut = cut if values.get("do_center_crop") else resize
     if values.get("crop_pct") and keeps_proportions:
-        keeps_proportions = (
-            resize < 384
-        )  # as ConvNeXt's processor has it: larger images are squashed
+        keeps_proportions = resize < 384  # ConvNeXt's processor squashes larger images
         resize = int(resize / values["crop_pct"]) if keeps_proportions else resize
-    if (
-        resize is None
-        or size.get("width", resize) != size.get("height", resize)
-        or cut > resize
-    ):
+    if size.get("width") != size.get("height") or not 0 < cut <= resize:
         raise ConfigError(
             f"the image processor prepares images of {size}, and usfan takes square ones: pass spec=usfan.InputSpec(…)"
         )
@@ -148,7 +142,7 @@ def spec_of(processor: Any) -> InputSpec:
     return InputSpec(
         len(mean),
         int(cut),
-        int(resize),
+        resize,
         mean,
         std,
         resampling=f"{kernel}-crop" if keeps_proportions else kernel,

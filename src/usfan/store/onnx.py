@@ -97,12 +97,11 @@ def resized(pixels: Tensor, spec: InputSpec) -> Tensor:
     along the columns."""
     kernel, _, crop = spec.resampling.partition("-")
     height, width = pixels.shape[2:]
-    tall = wide = spec.resize
+    size = (spec.resize, spec.resize)
     if crop:
-        short = torch.sym_min(height, width)
-        tall = spec.resize * height // short
-        wide = spec.resize * width // short
-    return resized_to(resized_to(pixels, (height, wide), kernel), (tall, wide), kernel)
+        short: Any = torch.sym_min(height, width)
+        size = (spec.resize * height // short, spec.resize * width // short)
+    return resized_to(resized_to(pixels, (height, size[1]), kernel), size, kernel)
 
 
 def resized_to(pixels: Tensor, size: tuple[int, int], kernel: str) -> Tensor:
