@@ -55,17 +55,11 @@ Settings = dict[str, Any]
 CLOSED: dict[str, Settings] = {
     "source-only": {"method": "source-only"},
     "shot-im": {"method": "shot-im"},
-    "shot-im-entropy": {"method": "shot-im-entropy"},
     "shot": {"method": "shot"},
     "u-sfan (paper)": {"method": "u-sfan", "preset": "paper"},
     "u-sfan (authors)": {"method": "u-sfan", "preset": "authors"},
-    "u-sfan (authors, τ = 0.4)": {
-        "method": "u-sfan",
-        "preset": "authors",
-        "temperature": 0.4,
-    },
+    "u-sfan (authors, τ = 1)": {"method": "u-sfan", "preset": "authors", "temperature": 1.0},
     "u-sfan (default)": {"method": "u-sfan"},
-    "u-sfan+ (authors)": {"method": "u-sfan+", "preset": "authors"},
     "u-sfan+ (default)": {"method": "u-sfan+"},
 }
 PARTS: dict[str, Settings] = {
