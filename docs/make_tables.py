@@ -511,29 +511,27 @@ def by_case(rows: list[dict]) -> dict[str, list[dict]]:
     return cases
 
 
-def paper_closed_table(*tables: str, others: tuple[str, ...] = ()) -> str:
-    """Accuracy by task; differences to SHOT-IM in the same cells. `others` are cases of the table closed."""
-    closed = by_case(paper_rows("closed"))
-    cases = {name: closed[name] for name in others} | by_case(paper_rows(*tables))
+def paper_closed_table() -> str:
+    """Accuracy by task; differences to SHOT-IM in the same cells."""
+    cases = closed = by_case(paper_rows("closed"))
     tasks = sorted({row["task"] for rows in cases.values() for row in rows})
     lines = []
     for name, rows in cases.items():
-        means = [statistics.fmean(r["accuracy"] for r in rows if r["task"] == t) for t in tasks]
-        line = [marked(name, rows), *(f"{mean:.1f}" for mean in means)]
-        line.append(over_seeds(by_seed(rows, lambda r: r["accuracy"])))
+        line = [marked(name, rows)]
+        for task in tasks:
+            values = [row["accuracy"] for row in rows if row["task"] == task]
+            line.append(f"{statistics.fmean(values):.1f}" if values else "–")
+        whole = {row["task"] for row in rows} == set(tasks)
+        line.append(over_seeds(by_seed(rows, lambda r: r["accuracy"])) if whole else "–")
         line.append("" if name == "shot-im" else apart(rows, closed["shot-im"], "accuracy"))
         lines.append(line)
-    short = [
-        f"{source[0].upper()}→{target[0].upper()}"
-        for source, target in (t.split("→") for t in tasks)
-    ]
-    return markdown(["case", *short, "average", "over SHOT-IM"], lines)
+    header = ["→".join(name[0].upper() for name in task.split("→")) for task in tasks]
+    return markdown(["case", *header, "average", "over SHOT-IM"], lines)
 
 
-def paper_open_table(*tables: str, others: tuple[str, ...] = ()) -> str:
+def paper_open_table() -> str:
     """Open-set figures, and differences to SHOT-IM in the same cells."""
-    first = by_case(paper_rows(tables[0] if not others else "open"))
-    cases = {name: first[name] for name in others} | by_case(paper_rows(*tables))
+    cases = first = by_case(paper_rows("open"))
     figures = {name: label for name, label in OPEN_FIGURES.items() if name != "aupr_unknown"}
     lines = []
     for name, rows in cases.items():
@@ -548,18 +546,13 @@ def paper_open_table(*tables: str, others: tuple[str, ...] = ()) -> str:
 
 def separation_choice_table() -> str:
     """The weight of separation on the classes that it was chosen on."""
-    parts = {
-        "photographs": by_case(paper_rows(*(f"choose photographs {n}" for n in (1, 2, 3)))),
-        "digits": by_case(paper_rows(*(f"choose digits {n}" for n in (1, 2)))),
-    }
+    cases = by_case([row for row in load("paper.json")["rows"] if "choose" in row["table"]])
     lines = []
-    for name in parts["photographs"]:
-        line = [name]
-        for cases in parts.values():
-            for figure in ("os", "hos"):
-                line.append(f"{statistics.fmean(row[figure] for row in cases[name]):.1f}")
-        lines.append(line)
-    return markdown(["case", *(f"{part} {f}" for part in parts for f in ("OS", "HOS"))], lines)
+    for name, rows in cases.items():
+        means = [statistics.fmean(row[f] for row in rows) for f in OPEN_FIGURES if f in rows[0]]
+        lines.append([name, str(len(rows)), *(f"{mean:.1f}" for mean in means)])
+    shown = [label for f, label in OPEN_FIGURES.items() if f != "aupr_unknown"]
+    return markdown(["case", "runs", *shown], lines)
 
 
 def digits_open_table() -> str:
@@ -1031,15 +1024,8 @@ TABLES = {
     "several-office31-u-sfan": functools.partial(several_sources_table, "office31", "u-sfan"),
     "several-digits": functools.partial(several_sources_table, "digits", "u-sfan"),
     "digits-open": digits_open_table,
-    "paper-closed": functools.partial(paper_closed_table, "closed"),
-    "paper-parts": functools.partial(
-        paper_closed_table, "parts", others=("shot-im", "u-sfan (default)")
-    ),
-    "paper-field": functools.partial(paper_closed_table, "field", others=("shot-im", "shot")),
-    "paper-open": functools.partial(paper_open_table, "open"),
-    "paper-certainty": functools.partial(
-        paper_open_table, "certainty", others=("shot-im", "u-sfan")
-    ),
+    "paper-closed": paper_closed_table,
+    "paper-open": paper_open_table,
     "separation-choice": separation_choice_table,
     "agreement-digits": agreement_table,
     "office31-open": open_set_table,

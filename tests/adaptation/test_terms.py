@@ -143,13 +143,13 @@ def test_the_paper_preset_weighs_each_step_as_algorithm_1(source):
 
 
 def test_the_authors_preset_weighs_as_their_program(source):
-    """Weights of the test views under a prior of variance 5e-4, τ = 1, neither normalised nor balanced; both terms
-    count once. They are new ten times in a run."""
+    """Weights of the test views under a prior of variance 5e-4, neither normalised nor balanced; both terms count once.
+    They are new ten times in a run."""
     trace = spied_run(source, "u-sfan", preset="authors", epochs=15)
     record, logits, samples = first_step(trace)
     posterior = source.posterior.with_prior(2000.0, damping="factored", curvature="mean")
     first = trace.epochs[0]
-    weights = posterior.certainty(first.outputs.features, 1.0, 100)
+    weights = posterior.certainty(first.outputs.features, 0.4, 100)
     close(first.weights, weights)
     entropy, diversity = recipe(logits, weights[samples].double())
     close(record["loss"], entropy + diversity)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from lookalikes import make
 from small_runs import TINY, usfan
+from usfan.config import TrainConfig, make_config
 from usfan.data.benchmarks.catalogue import BENCHMARKS
 from usfan.engine.runtime import start_runtime
 from usfan.store.model import SourceModel
@@ -82,11 +83,9 @@ def test_a_preset_reaches_both_stages(tmp_path):
     settings = {"data": root, "allow_counts": True, "preset": "paper", "methods": ["aad"]}
     settings |= {"backbone": "tf_efficientnet_lite0", "pretrained": "none"}
     suite = Suite.open("office31", settings, tmp_path / "study", start_runtime(None))
-    train = suite.train_settings("A")
-    assert train["preset"] == "paper"
-    assert train["tune"] == "all"
-    assert train["epochs"] == 100
-    assert "weight_decay" not in train  # the preset's own
+    train = make_config(TrainConfig, suite.train_settings("A"))
+    assert (train.preset, train.tune, train.epochs) == ("paper", "all", 100)
+    assert (train.weight_decay, train.prior) == (5e-4, 5e-4)
     assert not suite.comparable
 
 
