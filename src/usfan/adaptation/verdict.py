@@ -85,7 +85,8 @@ def measured_verdict(judgement: Judgement) -> Verdict:
     if decision.value == "no difference":
         sentence = f"There is no difference worth having, by {answers}: {figures}."
         return Verdict("unknown", sentence)
-    sentence = f"{answers} do not decide yet which model is better: {figures}."
+    verb = "does" if judgement.answers == 1 else "do"
+    sentence = f"{answers} {verb} not decide yet which model is better: {figures}."
     return Verdict("unknown", sentence, f"{ask(decision.more)}")
 
 
