@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import usfan
 from small_runs import adapt_tiny, class_folder, train_tiny
 from usfan.data.few_labels import NONE_OF_THESE, SKIP
 from usfan.errors import ConfigError, DataError
+from usfan.labelling.again import SecondRun
 from usfan.labelling.answers import Answer, read_answers, write_answers
 from usfan.labelling.board import Board
 from usfan.labelling.questions import open_board
@@ -88,7 +91,7 @@ def test_an_image_is_asked_about_once():
     assert board.questions(3) == []
 
 
-def test_skip_none_of_these_and_undo():
+def test_skip_none_of_these_and_a_second_thought():
     target, _ = make_target()
     board = Board(target)
     first, second, third = board.questions(3)
@@ -99,10 +102,8 @@ def test_skip_none_of_these_and_undo():
     board.add(Answer(third.image, "cat"))
     board.add(Answer(third.image, "dog"))  # a second thought
     assert [a.label for a in board.answers] == [SKIP, NONE_OF_THESE, "dog"]
-    assert board.undo() == Answer(third.image, "dog")
-    board.undo()
-    board.undo()
-    assert board.undo() is None
+    assert board.label_of(third.image) == "dog"
+    assert board.label_of("/elsewhere.jpg") is None
     for wrong, said in (
         (Answer("/elsewhere.jpg", "cat"), "is not an image of this run"),
         (Answer(first.image, "cow"), "no class cow"),
@@ -115,8 +116,11 @@ def test_the_table_of_answers(tmp_path):
     answers = [Answer("/a b.jpg", "cat"), Answer('/c,"d".jpg', NONE_OF_THESE, "judge")]
     write_answers(tmp_path / "labels.csv", answers)
     assert read_answers(tmp_path / "labels.csv") == answers
-    (tmp_path / "old.csv").write_text("path,label\n/a.jpg,cat\n/b.jpg,\n/a.jpg,dog\n")
-    assert read_answers(tmp_path / "old.csv") == [Answer("/a.jpg", "dog")]
+    (tmp_path / "old.csv").write_text("path,label\n/a.jpg,cat\n/b.jpg,\n/a.jpg,cat\n")
+    assert read_answers(tmp_path / "old.csv") == [Answer("/a.jpg", "cat")]
+    (tmp_path / "both.csv").write_text("path,label\n/a.jpg,cat\n/b.jpg,\n/a.jpg,dog\n")
+    with pytest.raises(DataError, match=r"line 4: .*is dog here and cat before: keep one"):
+        read_answers(tmp_path / "both.csv")
     (tmp_path / "off.csv").write_text("path,label,question\n/a.jpg,cat,perhaps\n")
     with pytest.raises(DataError, match="line 2: question must be name or judge"):
         read_answers(tmp_path / "off.csv")
@@ -150,6 +154,31 @@ def test_questions_of_a_saved_run_and_answers_that_teach_the_next(run, tmp_path,
     assert read_answers(again / "labels.csv") == sorted(board.answers, key=lambda a: a.image)
     with pytest.raises(ConfigError, match="at least 1"):
         usfan.questions(run, 0)
+
+
+def test_the_same_adaptation_with_the_answers(run):
+    """As the page's button does it: a child process with the settings of the run, and labels.csv."""
+    data = Path(usfan.questions(run, 1)[0].image).parent.parent
+    image = data / "class-0" / "000.png"
+    write_answers(run / "labels.csv", [Answer(str(image), "class-0")])
+    second = SecondRun(run)
+    assert second.state()["status"] == "idle"
+    second.start()
+    second.start()  # nothing: it runs
+    assert second.state()["status"] == "running"
+    second.child.wait(200)
+    state = second.state()
+    assert state["status"] == "done", state
+    assert second.out == run.with_name("run-labelled")
+    metrics = json.loads((second.out / "metrics.json").read_text())
+    assert metrics["labels"]["count"] == 1
+    assert state["line"].startswith(metrics["verdict"]["sentence"])
+    settings, before = (
+        yaml.safe_load((f / "config.yaml").read_text()) for f in (second.out, run)
+    )
+    assert settings | {"labels": None} == before
+    assert SecondRun(run).out == run.with_name("run-labelled-2")
+    second.close()
 
 
 def test_runs_that_cannot_ask(run, tmp_path):

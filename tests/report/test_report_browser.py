@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from headless import Browser, find_chromium
 from report_runs import write_adapt_run
 
+from headless import Browser, find_chromium
 from usfan.report.page import write_report
 
 COLUMN = "[...document.querySelectorAll('#r1-classes tbody tr')].map(row => row.cells[{0}].dataset.value)"

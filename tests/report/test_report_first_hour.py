@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from headless import Browser, find_chromium
 from page_parser import parse
 from report_runs import write_adapt_run
 from safetensors.torch import load_file, save_file
 
+from headless import Browser, find_chromium
 from usfan.errors import DataError
 from usfan.files import write_json
 from usfan.maths.validators import DIRECTION

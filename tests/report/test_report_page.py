@@ -182,6 +182,25 @@ def test_without_labels_only_what_needs_them_is_left_out(tmp_path: Path) -> None
     ]
 
 
+def test_questions_and_answers_are_shown_with_what_they_decide(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "run", N=20, labels=False)
+    images = sorted(str(file) for file in (tmp_path / "images").iterdir())
+    rows = [f"{image},,,,,judge" for image in images[:6]]
+    columns = "path,label,predicted,certainty,mutual_information,question"
+    (run / "label_first.csv").write_text("\n".join([columns, *rows]))
+    answers = [f"{images[0]},bike,judge", f"{images[1]},skip,name", "/elsewhere.png,bike,judge"]
+    (run / "labels.csv").write_text("\n".join(["path,label,question", *answers]))
+    document = parse(write_report([run], tmp_path / "report.html"))
+    assert len(document.one("r1-gallery-questions").all("img")) == 4
+    gallery = document.one("r1-gallery-answers")
+    assert "Answers: 2" in gallery.text
+    assert gallery.all("strong")[0].text == "skip"
+    assert "bike" in gallery.text
+    (run / "labels.csv").write_text(f"path,label\n{images[0]},bike\n{images[0]},pen\n")
+    document = parse(write_report([run], tmp_path / "report.html"))
+    assert "bike before: keep one" in document.one("content").text
+
+
 def test_an_open_set_run_shows_the_unknown(tmp_path: Path) -> None:
     run = write_adapt_run(tmp_path / "open", N=300, open_set=True)
     document = parse(write_report([run], tmp_path / "report.html"))

@@ -245,6 +245,41 @@ def check(
     return {True: 3, False: 0, None: 4}[below]
 
 
+def label(
+    run: str,
+    /,
+    *,
+    ask: int | None = None,
+    port: int = 0,
+    no_browser: bool = False,
+    tasks: str | None = None,
+    annotations: str | None = None,
+    computing: flags.Device = HERE,
+) -> None:
+    """Label a few images of a run on a page of this machine: those that settle most. Answers go to RUN/labels.csv.
+
+    Args:
+        run (RUN): Run folder of usfan adapt.
+        ask (N): Questions to ask; by default until it is decided which model is better.
+        port: Port of the page on this machine; 0 takes one that is free.
+        no_browser: Print the address of the page, and open no browser.
+        tasks (FILE.json): Write the questions as tasks of Label Studio instead.
+        annotations (FILE.json): Add the answers in an export of Label Studio to RUN/labels.csv instead.
+    """
+    from usfan.cli.edges import exchange_tasks, must_be_a_file, serve_page
+
+    if ask is not None and ask < 1:
+        raise ConfigError(f"--ask must be at least 1; got {ask}")
+    if not 0 <= port < 65536:
+        raise ConfigError(f"--port must be from 0 to 65535; got {port}")
+    if tasks is None and annotations is None:
+        serve_page(Path(run), ask, port, browser=not no_browser)
+        return
+    if tasks is not None:
+        must_be_a_file(Path(tasks), "--tasks")
+    exchange_tasks(Path(run), ask, tasks, annotations)
+
+
 def evaluate(
     model: str,
     data: str,
@@ -484,6 +519,7 @@ FUNCTIONS = (
     posterior,
     adapt,
     check,
+    label,
     evaluate,
     predict,
     report,

@@ -234,3 +234,72 @@ def say_figures(metrics: dict[str, Any], out: str) -> None:
         for moment in ("before", "after"):
             figures[f"{name} {moment}"] = metrics[moment].get(name)
     print_metrics(figures, out)
+
+
+def serve_page(run: Path, ask: int | None, port: int, *, browser: bool) -> None:
+    """The page of `usfan label`, until Ctrl-C."""
+    try:
+        from usfan.labelling.server import PageServer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the page needs {error.name}: pip install 'usfan[label]'; or fill in {run}/label_first.csv, "
+            "and give it to adapt --labels"
+        ) from None
+    from usfan.labelling.again import SecondRun
+    from usfan.labelling.session import Session
+
+    with contextlib.closing(Session(run, ask)) as session:
+        session.must_have_images()
+        second_run = SecondRun(run)
+        server = PageServer(session, second_run, port)
+        say(f"label here, until Ctrl-C: {server.address}")
+        if not browser or not open_browser(server.address):
+            say(
+                f"from elsewhere, first: ssh -L {server.port}:localhost:{server.port} THIS-MACHINE"
+            )
+            say(
+                f"without a page: fill in {run}/label_first.csv (its pictures: usfan report {run})"
+            )
+        try:
+            server.run()
+        finally:
+            server.close()
+            second_run.close()
+        say_answers(run, len(session.board.answers))
+
+
+def open_browser(address: str) -> bool:
+    """Whether a browser with windows opened the page; one for terminals would take this one over."""
+    import webbrowser
+
+    windows = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys() or sys.platform == "darwin"
+    return bool(windows) and webbrowser.open(address)
+
+
+def say_answers(run: Path, count: int) -> None:
+    from usfan.labelling.again import SecondRun
+
+    say(f"{count} answer{'s' * (count != 1)} in {run / 'labels.csv'}")
+    if count:
+        say(f"next: {SecondRun(run).command}")
+
+
+def exchange_tasks(
+    run: Path, ask: int | None, tasks: str | None, annotations: str | None
+) -> None:
+    """Questions out, answers in, as JSON of Label Studio."""
+    from usfan.labelling.answers import ANSWERS_FILE, write_answers
+    from usfan.labelling.label_studio import merge, read_annotations, write_tasks
+    from usfan.labelling.questions import questions_of
+    from usfan.labelling.session import Session
+
+    with contextlib.closing(Session(run)) as session:
+        board = session.board
+        if annotations is not None:
+            merge(board, read_annotations(Path(annotations)), Path(annotations))
+            write_answers(run / ANSWERS_FILE, board.answers)
+            say_answers(run, len(board.answers))
+        if tasks is not None:
+            root = write_tasks(Path(tasks), board, questions_of(board, ask))
+            say(f"{tasks}: tasks for Label Studio; beside it the labelling interface (.xml)")
+            say(f"serve the images: LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT={shlex.quote(root)}")

@@ -121,7 +121,7 @@ def _tables(
         position = _position(place, image, data, positions, folders)
         if name.casefold() == SKIP:
             continue
-        number = _class_number(place, name, model, open_set)
+        number = class_number(place, name, model, open_set)
         previous = int(table[position])
         if previous not in (NONE, number):
             before = [*classes, NONE_OF_THESE][previous]
@@ -187,7 +187,7 @@ def _position(
     return position
 
 
-def _class_number(place: str, name: str, model: ClassNames, open_set: bool) -> int:
+def class_number(place: str, name: str, model: ClassNames, open_set: bool = False) -> int:
     """The index of a class, or the number of classes for an image of none of them; with `open_set` also for a name that
     is no class in any case."""
     number = model.number(name)

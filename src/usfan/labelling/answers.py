@@ -10,14 +10,19 @@ latter. A table without this column is one of names.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from usfan.data.few_labels import JUDGE, NAME
+import torch
+from torch import Tensor
+
+from usfan.data.decoding.decode import one_line
+from usfan.data.few_labels import JUDGE, NAME, SKIP
 from usfan.data.lists import entries_of, read_text
 from usfan.errors import DataError
 from usfan.files import whole_file
+from usfan.maths.decision import NO_ANSWER, SKIPPED
 from usfan.metrics.predictions import open_table
 
 ANSWERS_FILE = "labels.csv"
@@ -35,18 +40,43 @@ class Answer:
 
 
 def read_answers(file: str | Path) -> list[Answer]:
-    """The answers of a table; rows without a label are passed over. A later row about the same image replaces an
-    earlier one."""
+    return answers_of(read_text(str(file)), Path(file).name)
+
+
+def answers_of(text: str, name: str) -> list[Answer]:
+    """The answers of a table; rows without a label are passed over. An image has one label."""
     answers: dict[str, Answer] = {}
-    for entry in entries_of(read_text(str(file)), Path(file).name):
+    for entry in entries_of(text, name):
         if entry.label is None:
             continue
         kind = entry.question or NAME
         if kind not in (NAME, JUDGE):
             raise DataError(f"{entry.place}question must be name or judge; got {kind}")
-        answers.pop(entry.path, None)
-        answers[entry.path] = Answer(entry.path, entry.label, kind)
+        answer = Answer(entry.path, entry.label, kind)
+        previous = answers.pop(entry.path, answer)
+        if previous.label != answer.label:
+            raise DataError(
+                f"{entry.place}{one_line(entry.path)} is {one_line(answer.label)} here and "
+                f"{one_line(previous.label)} before: keep one"
+            )
+        answers[entry.path] = answer
     return list(answers.values())
+
+
+def answer_table(
+    answers: Iterable[Answer], kind: str, images: Sequence[str], classes: Sequence[str]
+) -> Tensor:
+    """N classes that answer questions of this kind: K for none of them, `NO_ANSWER`, or `SKIPPED` for images that do
+    not count."""
+    rows = {image: row for row, image in enumerate(images)}
+    numbers = {name: number for number, name in enumerate(classes)}
+    table = torch.full((len(images),), NO_ANSWER)
+    for answer in answers:
+        number = SKIPPED
+        if answer.question == kind and answer.label != SKIP:
+            number = numbers.get(answer.label, len(numbers))
+        table[rows[answer.image]] = number
+    return table
 
 
 def write_answers(file: Path, answers: Sequence[Answer]) -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, SKIP
+from usfan.data.decoding.decode import one_line
+from usfan.data.few_labels import JUDGE, NAME, SKIP, class_number
+from usfan.data.labels import ClassNames
 from usfan.errors import DataError
-from usfan.labelling.answers import Answer
+from usfan.labelling.answers import Answer, answer_table
 from usfan.labelling.target import LabelTarget
-from usfan.maths.decision import NO_ANSWER, SKIPPED
+from usfan.maths.decision import NO_ANSWER
 from usfan.maths.judgement import Judgement, judge, next_judged
-from usfan.maths.names import IN_DOUBT
+from usfan.maths.names import IN_DOUBT, TargetNaming
 from usfan.maths.questions import name_questions
 from usfan.maths.user_labels import UserLabels
 
@@ -44,47 +45,55 @@ class Board:
     """Questions and answers about one target."""
 
     def __init__(
-        self, target: LabelTarget, answers: Sequence[Answer] = (), names: int | None = None
+        self,
+        target: LabelTarget,
+        answers: Sequence[Answer] = (),
+        names: int | None = None,
+        naming: TargetNaming | None = None,
     ) -> None:
-        """`names`: how many names to ask for before judgements; by default one for each class if names are in doubt."""
+        """`names`: how many names to ask for before judgements; by default one for each class if names are in doubt.
+        `naming`: that of these answers, if it is known."""
         self.target = target
         self.rows = {image: row for row, image in enumerate(target.images)}
-        self.numbers = {name: number for number, name in enumerate(target.classes)}
+        self.class_names = ClassNames(target.classes)
         in_doubt = target.doubt >= IN_DOUBT
         self.names = len(target.classes) * in_doubt if names is None else names
         self.answers: list[Answer] = []
         for answer in answers:
             self.add(answer)
-        self.update()
+        self.take(naming or target.naming(self.name_labels))
 
     def add(self, answer: Answer) -> None:
         """An answer; a second one about the same image replaces the first."""
         if answer.image not in self.rows:
-            raise DataError(f"{answer.image} is not an image of this run")
-        if answer.label not in (*self.numbers, NONE_OF_THESE, SKIP):
-            raise DataError(f"the model has no class {answer.label}")
+            raise DataError(f"{one_line(answer.image)} is not an image of this run")
+        if answer.question not in (NAME, JUDGE):
+            raise DataError(f"a question is {NAME} or {JUDGE}, not {one_line(answer.question)}")
+        if answer.label != SKIP:
+            class_number(f"{one_line(answer.image)}: ", answer.label, self.class_names)
         self.answers = [a for a in self.answers if a.image != answer.image]
         self.answers.append(answer)
 
-    def undo(self) -> Answer | None:
-        """Take back the last answer."""
-        return self.answers.pop() if self.answers else None
+    def label_of(self, image: str) -> str | None:
+        """What the user said of an image."""
+        return next((answer.label for answer in self.answers if answer.image == image), None)
 
     def labels(self, kind: str) -> Tensor:
-        """N classes that answer questions of this kind: K for none of them, `NO_ANSWER`, or `SKIPPED` for images that
-        do not count."""
-        table = torch.full((len(self.target),), NO_ANSWER)
-        for answer in self.answers:
-            number = SKIPPED
-            if answer.question == kind and answer.label != SKIP:
-                number = self.numbers.get(answer.label, len(self.numbers))
-            table[self.rows[answer.image]] = number
-        return table
+        """N classes that answer questions of this kind, as `answer_table` has them."""
+        return answer_table(self.answers, kind, self.target.images, self.target.classes)
 
     def update(self) -> None:
         """Let the answers move the names. This takes a second or more with many images."""
-        learned = UserLabels.of_table(self.labels(NAME), len(self.numbers))
-        self.soft_labels = self.target.naming(learned).labels_now
+        self.take(self.target.naming(self.name_labels))
+
+    @property
+    def name_labels(self) -> UserLabels:
+        return UserLabels.of_table(self.labels(NAME), len(self.target.classes))
+
+    def take(self, naming: TargetNaming) -> None:
+        """Ask by these names from now on."""
+        self.soft_labels = naming.labels_now
+        self.doubt = naming.naming.share_in_doubt
 
     @property
     def judgement(self) -> Judgement:

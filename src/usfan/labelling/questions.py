@@ -34,7 +34,11 @@ def questions(target: AdaptedModel | str | Path, count: int | None = None) -> li
     """
     if count is not None and count < 1:
         raise ConfigError(f"the number of questions must be at least 1; got {count}")
-    board = open_board(target)
+    return questions_of(open_board(target), count)
+
+
+def questions_of(board: Board, count: int | None) -> list[Question]:
+    """The next questions of a board; without a count, one name for each class, and judgements."""
     if count is not None:
         return board.questions(count)
     return [*board.of_kind(NAME, len(board.target.classes)), *board.of_kind(JUDGE, JUDGEMENTS)]
@@ -45,10 +49,13 @@ def open_board(target: AdaptedModel | str | Path, names: int | None = None) -> B
     if isinstance(target, AdaptedModel):
         label_target = LabelTarget.of_model(target)
         return Board(label_target, learned_answers(target, label_target.images), names)
-    folder = Path(target)
-    label_target = LabelTarget.of_run(folder)
-    file = folder / ANSWERS_FILE
-    return Board(label_target, read_answers(file) if file.is_file() else (), names)
+    return Board(LabelTarget.of_run(Path(target)), answers_in(Path(target)), names)
+
+
+def answers_in(run: Path) -> list[Answer]:
+    """The answers in the labels.csv of a run, if there is one."""
+    file = run / ANSWERS_FILE
+    return read_answers(file) if file.is_file() else []
 
 
 def learned_answers(model: AdaptedModel, images: Sequence[str]) -> list[Answer]:
@@ -72,7 +79,8 @@ def save_questions(
         write_answers(folder / ANSWERS_FILE, given_answers(few, data, model.classes))
     rows = range(len(passes.after))
     images = image_names(passes, passes.positions.new_tensor(list(rows)), data)
-    board = Board(LabelTarget.of_model(model, images), learned_answers(model, images))
+    answers = learned_answers(model, images)
+    board = Board(LabelTarget.of_model(model, images), answers, naming=passes.naming)
     asked = board.of_kind(NAME, len(model.classes))
     named = {question.row for question in asked}
     judged = (q for q in board.of_kind(JUDGE, JUDGEMENTS) if q.row not in named)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
+from usfan.data.lists import Entry, entries_of
 from usfan.errors import DataError, printable
 from usfan.files import Folder, parse_json
+from usfan.labelling.answers import ANSWERS_FILE, Answer, answers_of
 from usfan.metrics.stored_images import (
     NAMES_FILE,
     PREDICTIONS_FILE,
@@ -23,6 +26,7 @@ from usfan.report.formatting import is_number, mapping
 RUN_FILES = ("config.yaml", "metrics.json", "log.jsonl", PREDICTIONS_FILE, "config.json")
 """A folder with none of these is no run."""
 LOG = "log.jsonl"
+QUESTIONS = "label_first.csv"
 MOST_LOG = 64 << 20
 MOST_LINES = 200_000
 MOST_ENTRY = 64 << 20
@@ -35,6 +39,7 @@ MODEL_ALONE = (
     "This folder holds a model alone: charts need the predictions of a run. `usfan adapt … --out FOLDER` "
     'writes them; in Python give adapt a folder, run="FOLDER", or call target.report("FILE.html").'
 )
+Row = TypeVar("Row")
 Figures = dict[str, object]
 """Names and values of a file."""
 
@@ -54,6 +59,10 @@ class Run:
     started: str = ""
     """The date and time of the first line of the log."""
     images: ImageTable | None = None
+    questions: list[Entry] = field(default_factory=list)
+    """The images to label first."""
+    answers: list[Answer] = field(default_factory=list)
+    """Of labels.csv."""
     problems: list[str] = field(default_factory=list)
 
     def figures(self, when: str) -> Figures:
@@ -90,6 +99,8 @@ def read_run(
         run.model = inner if isinstance(inner, dict) else stored
         read_log(folder, run)
         run.images = read_image_table(folder, run.problems, root)
+        run.questions = read_rows(folder, QUESTIONS, run, entries_of)
+        run.answers = read_rows(folder, ANSWERS_FILE, run, answers_of)
         command = str(run.settings.get("command", ""))
         if command in COMMANDS:
             run.kind = command
@@ -101,6 +112,19 @@ def read_run(
     if run.model and not run.settings and not run.metrics and run.images is None:
         run.problems.append(MODEL_ALONE)
     return run
+
+
+def read_rows(
+    folder: Folder, name: str, run: Run, parse: Callable[[str, str], list[Row]]
+) -> list[Row]:
+    """The rows of a table; none if it is missing, or damaged, which is a problem."""
+    if folder.kind(name) == "missing":
+        return []
+    try:
+        return parse(folder.read(name, MOST_LOG).decode("utf-8-sig"), name)
+    except (OSError, ValueError) as error:
+        run.problems.append(damaged(name, error, folder))
+        return []
 
 
 def read_log(folder: Folder, run: Run) -> None:

@@ -14,6 +14,7 @@ from usfan.report.charts import (
 )
 from usfan.report.gallery import changed_images, galleries, sure_and_unsure_images
 from usfan.report.glossary import glossary_table
+from usfan.report.labels import label_blocks
 from usfan.report.overview import Overview, overview
 from usfan.report.run import Run
 from usfan.report.tables import (
@@ -92,11 +93,14 @@ def image_sections(
     maps = map_blocks(id, images, points)
     classes = [class_table(id, run, images), *confusion_table(id, images)]
     changes: list[Block] = []
+    labels: list[Block] = []
     if images.paths is not None:
         changes = galleries(id, images, changed_images(images), thumbnails)
+        labels = label_blocks(id, run, images, thumbnails)
     pictures = galleries(id, images, sure_and_unsure_images(images), thumbnails)
     return [
         Section(f"{id}-part-changes", "Changes", changes, CHANGES, 1),
+        Section(f"{id}-part-labels", "Labels", labels, columns=2),
         Section(f"{id}-part-classes", "Classes", classes, CLASSES, 2),
         Section(f"{id}-part-images", "Images", pictures, columns=2),
         Section(

@@ -101,22 +101,29 @@ class Browser:
         elif event == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
 
-    def open(self, page: Path, width: int, height: int = 844, *, dark: bool = False) -> None:
-        """Load a file in a window of this size, on a machine that prefers light or dark."""
+    def open(
+        self, page: Path | str, width: int, height: int = 844, *, dark: bool = False
+    ) -> None:
+        """Load a file or an address in a window of this size, on a machine that prefers light or dark."""
+        address = page if isinstance(page, str) else page.resolve().as_uri()
         self.errors.clear()
         self.requests.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        if problem := self.call("Page.navigate", url=page.resolve().as_uri()).get("errorText"):
+        if problem := self.call("Page.navigate", url=address).get("errorText"):
             raise RuntimeError(f"{page}: {problem}")
+        self.wait_for(
+            "location.protocol !== 'about:' && document.documentElement?.dataset.ready === '1'"
+        )
+
+    def wait_for(self, condition: str) -> None:
+        """Until a JavaScript expression is true."""
         end = time.monotonic() + self.patience
-        while not self.run(
-            "location.protocol === 'file:' && document.documentElement?.dataset.ready === '1'"
-        ):
+        while not self.run(condition):
             if time.monotonic() > end:
-                raise TimeoutError("the page's script did not finish")
+                raise TimeoutError(f"not in time: {condition}")
             time.sleep(0.02)
 
     def run(self, script: str) -> Any:
@@ -128,8 +135,8 @@ class Browser:
 
     def press(self, key: str) -> None:
         """A real key press, to whatever has the focus."""
-        codes = {"Enter": (13, "\r"), "Tab": (9, "")}
-        code, text = codes[key]
+        codes = {"Enter": (13, "\r"), "Tab": (9, ""), "ArrowDown": (40, ""), "Escape": (27, "")}
+        code, text = codes.get(key, (ord(key[0].upper()), key))
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
