@@ -135,8 +135,7 @@ def attach_posterior(
         damping: How the prior enters the factors: "exact" or "factored".
         curvature: Of the loss summed over the images ("sum") or of its mean ("mean").
         weight_decay: Weight decay of the training, for prior="weight-decay".
-        spec: Input of the module, or the image processor of a transformers model. timm models, and transformers models
-            beside whose weights a processor lies, know theirs; for others it is guessed.
+        spec: Input of the module, or the image processor of a transformers model; guessed for networks of your own.
         uncertainty: Where certainty comes from: "posterior", "point", "mc-dropout" or "ensemble".
         dropout_rate: Rate of MC dropout.
         members: Heads of an ensemble, which needs labels.
