@@ -981,7 +981,104 @@ def estimates_table(name: str) -> str:
     return tables(check, runs)[name]
 
 
+FAMILIES = {
+    "office31": "Office-31 (6 tasks)",
+    "shifts": "its made shifts",
+    "pacs": "PACS (6)",
+    "pacs40": "PACS, 40 images per class (6)",
+    "lines": "PACS line drawings (6)",
+    "emoji": "emoji (14)",
+    "leaf": "leaf photographs (1)",
+    "digits": "digits, from scratch (4)",
+}
+"""Families of tasks, in the order of the tables."""
+
+
+def task_values(rows: list[dict]) -> list[float]:
+    """The mean over seeds of each task."""
+    by_task: dict[str, list[float]] = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(row["accuracy"])
+    return [statistics.fmean(values) for values in by_task.values()]
+
+
+def mean_and_error(values: list[float], sign: str = "") -> str:
+    """Mean ± standard error over tasks."""
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):{sign}.1f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def families_table(*methods: str) -> str:
+    """Every family and method; the last column is U-SFAN++ minus SHOT, task by task."""
+    rows = load("families.json")["rows"]
+    methods = methods or (
+        "shot-im",
+        "shot",
+        "u-sfan",
+        "u-sfan+",
+        "aad",
+        "u-sfan++ 0.2",
+        "u-sfan++",
+    )
+    lines = []
+    for family, title in FAMILIES.items():
+        members = [r for r in rows if r["family"] == family]
+        if not members:
+            continue
+        cells = []
+        for method in ("source-only", *methods):
+            values = task_values([r for r in members if r["method"] == method])
+            cells.append(f"{statistics.fmean(values):.1f}" if values else "–")
+        ours = [r for r in members if r["method"] == "u-sfan++"]
+        keys = {(r["task"], r["seed"]): r["accuracy"] for r in members if r["method"] == "shot"}
+        pairs = [
+            {**r, "accuracy": r["accuracy"] - keys[r["task"], r["seed"]]}
+            for r in ours
+            if (r["task"], r["seed"]) in keys
+        ]
+        lines.append([title, *cells, mean_and_error(task_values(pairs), "+")])
+    return markdown(["family", "source-only", *methods, "u-sfan++ − shot"], lines)
+
+
+def labels_table(family: str) -> str:
+    """Accuracy by the number of labels, for one family: means over the tasks and seeds that all rows of today have."""
+    rows = [r for r in load("labels.json")["rows"] if r["family"] == family]
+    cases = collections.defaultdict(dict)
+    for row in rows:
+        cases[row["method"], row["labels"]][row["task"], row["seed"]] = row["accuracy"]
+    today = [values.keys() for (method, _), values in cases.items() if method != "u-sfan++ 0.2"]
+    shared = set.intersection(*map(set, today))
+    lines = []
+    for method, kind in (
+        ("labels alone", "random"),
+        ("source head", "random"),
+        ("u-sfan++ 0.2", "random"),
+        ("u-sfan++", "random"),
+        ("u-sfan++", "asked"),
+    ):
+        cells = []
+        for budget in ("none", *(f"{kind}:{count}xK" for count in (1, 2, 5, 10))):
+            values = cases.get((method, budget), {})
+            complete = shared <= values.keys()
+            mean = statistics.fmean(values[key] for key in shared) if complete else None
+            cells.append("–" if mean is None else f"{mean:.1f}")
+        lines.append([f"{method}, {kind} images", *cells])
+    return markdown([f"{len(shared)} runs", "0", "K", "2K", "5K", "10K"], lines)
+
+
 TABLES = {
+    "families": families_table,
+    "families-short": functools.partial(
+        families_table, "shot-im", "shot", "aad", "u-sfan", "u-sfan++"
+    ),
+    "labels-leaf": functools.partial(labels_table, "leaf"),
+    "labels-lines": functools.partial(labels_table, "lines"),
+    "labels-pacs": functools.partial(labels_table, "pacs"),
+    "labels-office31": functools.partial(labels_table, "office31"),
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
     "estimates-moments": functools.partial(estimates_table, "estimates-moments"),
     "estimates-monitors": functools.partial(estimates_table, "estimates-monitors"),
