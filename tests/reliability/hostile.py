@@ -1087,7 +1087,7 @@ def disk_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
                 whole = model.temperature == (0.7 if outcome == "done" else 0.4)
                 return outcome if whole else "BAD: another model"
             finally:
-                subprocess.run(["umount", disk], check=True)
+                subprocess.run(["umount", "-l", disk], check=True)
 
         return kind, act
 
