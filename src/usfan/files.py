@@ -245,12 +245,12 @@ def written_together(path: Path) -> Iterator[Path]:
     """Write files, and folders of files, to the yielded folder. All of them become those of `path` in one step, or
     none does; other files there stay. A reader opens the folder by `see_newer`."""
     with Folder(path, create=True) as folder:
-        finish_writing(folder)
-        remove_tree(folder, PART)
-        remove_tree(folder, READY)
-        os.mkdir(PART, 0o700, dir_fd=folder.fd)
-        place = ""
+        place = PART
         try:
+            finish_writing(folder)
+            remove_tree(folder, PART)
+            remove_tree(folder, READY)
+            os.mkdir(PART, 0o700, dir_fd=folder.fd)
             with folder.inner(PART) as part:
                 place = str(part.place)
                 yield part.place
@@ -262,7 +262,8 @@ def written_together(path: Path) -> Iterator[Path]:
                 error.filename = error.filename.replace(place, str(path))
             raise
         finally:
-            remove_tree(folder, PART)
+            with contextlib.suppress(OSError):
+                remove_tree(folder, PART)
         finish_writing(folder)
 
 
