@@ -197,13 +197,12 @@ def test_flags_go_on_top_of_yaml(folder, tmp_path):
 
 
 def test_the_settings_of_a_run_make_another(model, folder, tmp_path):
-    """Its own config.yaml will do for --config; what is required may stand in it."""
+    """Its own config.yaml will do for --config."""
     first = adapt_tiny(model, folder, tmp_path / "first", "--method", "shot", "--guard", "off")
     settings = yaml.safe_load((first / "config.yaml").read_text())
-    (tmp_path / "more.yaml").write_text(
-        yaml.safe_dump({**settings, "out": str(tmp_path / "second"), "guard": "off"})
-    )
-    assert usfan("adapt", model, folder, "--config", tmp_path / "more.yaml") == 0
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({**settings, "guard": "off"}))
+    more = ("--config", tmp_path / "more.yaml", "--out", tmp_path / "second")
+    assert usfan("adapt", model, folder, *more) == 0
     again = yaml.safe_load((tmp_path / "second" / "config.yaml").read_text())
     assert again == settings
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("first", "second")]
@@ -231,11 +230,11 @@ def test_settings_of_another_command_and_missing_ones(refused, model, folder, tm
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("out: 3", "out must be a text"),
-        ('out: "a\\0b"', "out must be a text"),
-        ('out: ""', "out must be a text"),
-        ("{out: p, strict: maybe}", "strict must be true or false"),
-        ("{out: p, backbone: [a]}", "backbone must be a text"),
+        ("head: 3", "head must be a text"),
+        ('head: "a\\0b"', "head must be a text"),
+        ('head: ""', "head must be a text"),
+        ("{strict: maybe}", "strict must be true or false"),
+        ("{backbone: [a]}", "backbone must be a text"),
     ],
 )
 def test_settings_that_are_no_text_and_no_switch(refused, model, folder, tmp_path, text, words):

@@ -499,7 +499,7 @@ def test_an_own_network_is_imported_only_if_the_user_names_it(
     assert "--module" in refused("predict", source, folder, "--out", tmp_path / "t.csv", *TINY)
     for text in (f"module: {name}:make", f"out: t.csv\nmodule: {name}:make"):
         (tmp_path / "c.yaml").write_text(text)
-        assert "only the flag --module" in refused(
+        assert "give it on the command line" in refused(
             "predict", source, folder, "--config", tmp_path / "c.yaml", *TINY
         )
     assert not (tmp_path / "imported").exists()

@@ -3,6 +3,7 @@
 A folder is opened once, and each fixed name inside it relative to that descriptor. A link at such a name is never
 followed, neither to read nor to write; only regular files are opened, and only up to a limit in bytes. JSON and YAML
 are measured before they are parsed. Files are whole or absent: written beside, brought to the disk, then renamed.
+Several files that belong together are written into a folder beside them; one rename makes all of them count.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ MOST_PARSED = 768 << 20
 """Bytes that a parsed JSON file may take, as estimated from its characters."""
 MOST_YAML = 64 << 10
 """Bytes of a YAML file: settings by name. A parser written in Python takes seconds for more."""
-PARTS = re.compile(r"\..*\.part|\.tmp\w{6}")
-"""Names of files that killed writers leave behind: ours, and those of safetensors."""
+PART = ".files.part"
+"""Folder of files that are being written together."""
+READY = ".files.new"
+"""The same folder once it is whole: its files count instead of those beside it, and are moved there."""
+PARTS = re.compile(r"\..+\.[0-9a-f]{8}\.part|\.tmp\w{6}")
+"""Names of files that killed writers leave behind: ours, and those of safetensors, which only lie beside ours."""
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A link is not followed, and a pipe is not waited for."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -59,6 +64,8 @@ class Folder:
     ) -> None:
         self.path = Path(path)
         self.shared = shared
+        self.newer: Folder | None = None
+        """Where files are that have not been moved here yet."""
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
         if descriptor is None:
@@ -78,9 +85,20 @@ class Folder:
                 kind = self.kind(name)
                 raise ArtifactError(f"{path}: not a folder but {kind}: take it away") from None
             raise OSError(error.errno, error.strerror, str(path)) from None
-        return Folder(path, shared=self.shared, descriptor=descriptor)
+        folder = Folder(path, shared=self.shared, descriptor=descriptor)
+        if self.newer is not None and self.newer.kind(name) == "a folder":
+            folder.newer = self.newer.inner(name)
+        return folder
+
+    def see_newer(self) -> Folder:
+        """This folder, in which files that were written together count as soon as all of them are there."""
+        if self.kind(READY) == "a folder":
+            self.newer = self.inner(READY)
+        return self
 
     def close(self) -> None:
+        if self.newer is not None:
+            self.newer.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -102,11 +120,26 @@ class Folder:
 
     def kind(self, name: str) -> str:
         """The kind of thing at a name, in words."""
+        if self.newer is not None and self.newer.kind(name) != "missing":
+            return self.newer.kind(name)
         try:
             mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
         except OSError:
             return "missing"
         return _KINDS.get(stat.S_IFMT(mode), "a device")
+
+    def rights(self, name: str) -> int:
+        """Those of a regular file; 0 if there is none."""
+        with contextlib.suppress(OSError):
+            mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
+            return mode & 0o777 if stat.S_ISREG(mode) else 0
+        return 0
+
+    def owner(self, name: str) -> int:
+        """The number of the user to whom a file belongs; −1 if there is none."""
+        with contextlib.suppress(OSError):
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_uid
+        return -1
 
     def holds(self, name: str) -> bool:
         """Whether a regular file lies at the name."""
@@ -126,9 +159,11 @@ class Folder:
 
     def _open(self, name: str, flags: int, mode: str, most: int | None = None) -> BinaryIO:
         """A file that is opened without surprises."""
+        if mode == "rb" and self.newer is not None and self.newer.kind(name) != "missing":
+            return self.newer._open(name, flags, mode, most)
         path = (self._shared_file(name) if mode == "rb" else None) or name
         try:
-            descriptor = os.open(path, flags | _SAFE, 0o644, dir_fd=self.fd)
+            descriptor = os.open(path, flags | _SAFE, 0o666, dir_fd=self.fd)
         except OSError as error:
             # A missing file that would be created means that the folder itself is gone.
             is_missing = error.errno == errno.ENOENT and not flags & os.O_CREAT
@@ -179,15 +214,19 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Write to the yielded path; it becomes the name in one step, on disk, or not at all. A link there goes."""
+        """Write to the yielded path; it becomes the name in one step, on disk, or not at all. A link there goes. The
+        file keeps the rights of the one before; a new one gets those of the umask."""
         part = f".{name}.{secrets.token_hex(4)}.part"
         path = self.place / part
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(part, flags, 0o600, dir_fd=self.fd))
+            descriptor = os.open(part, flags, 0o666, dir_fd=self.fd)
+            with os.fdopen(descriptor, "wb"):
+                rights = self.rights(name) or os.fstat(descriptor).st_mode & 0o777
+                os.fchmod(descriptor, rights | 0o600)
             yield path
             with self.open(part) as file:
-                os.fchmod(file.fileno(), 0o644)
+                os.fchmod(file.fileno(), rights)
                 os.fsync(file.fileno())
             os.replace(part, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             with contextlib.suppress(OSError):
@@ -201,10 +240,89 @@ class Folder:
             self.remove(part)
 
 
+@contextlib.contextmanager
+def written_together(path: Path) -> Iterator[Path]:
+    """Write files, and folders of files, to the yielded folder. All of them become those of `path` in one step, or
+    none does; other files there stay. A reader opens the folder by `see_newer`."""
+    with Folder(path, create=True) as folder:
+        place = PART
+        try:
+            finish_writing(folder)
+            remove_tree(folder, PART)
+            remove_tree(folder, READY)
+            os.mkdir(PART, 0o700, dir_fd=folder.fd)
+            with folder.inner(PART) as part:
+                place = str(part.place)
+                yield part.place
+                match_rights(part, folder)
+                os.fsync(part.fd)
+            os.rename(PART, READY, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        except OSError as error:
+            if isinstance(error.filename, str):
+                error.filename = error.filename.replace(place, str(path))
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                remove_tree(folder, PART)
+        finish_writing(folder)
+
+
+def match_rights(new: Folder, old: Folder) -> None:
+    """Give new files the rights of those that they will replace. Raise if one cannot be replaced."""
+    for name in new.names():
+        kind = old.kind(name)
+        if new.kind(name) == "a folder":
+            if kind != "missing":
+                with new.inner(name) as inner, old.inner(name) as before:
+                    match_rights(inner, before)
+        elif kind == "a folder":
+            raise IsADirectoryError(
+                errno.EISDIR, os.strerror(errno.EISDIR), str(old.path / name)
+            )
+        elif old.rights(name):
+            os.chmod(name, old.rights(name), dir_fd=new.fd)
+
+
+def finish_writing(folder: Folder) -> None:
+    """Move files that were written together to their names, which a writer may not have lived to do."""
+    if folder.kind(READY) == "a folder":
+        with folder.inner(READY) as ready:
+            move_all(ready, folder)
+        os.rmdir(READY, dir_fd=folder.fd)
+
+
+def move_all(origin: Folder, target: Folder, depth: int = 1) -> None:
+    """Move files, and those in folders down to this depth: a mixture has a folder for each model."""
+    for name in origin.names():
+        if depth and origin.kind(name) == "a folder":
+            with origin.inner(name) as inner, target.inner(name, create=True) as to:
+                move_all(inner, to, depth - 1)
+            os.rmdir(name, dir_fd=origin.fd)
+        else:
+            os.replace(name, name, src_dir_fd=origin.fd, dst_dir_fd=target.fd)
+    with contextlib.suppress(OSError):
+        os.fsync(target.fd)
+
+
+def remove_tree(folder: Folder, name: str, depth: int = 1) -> None:
+    """Remove a folder and what is in it, down to this depth, or the link or file that has its name."""
+    if folder.kind(name) != "a folder":
+        folder.remove(name)
+        return
+    with folder.inner(name) as inner:
+        for part in inner.names():
+            if depth and inner.kind(part) == "a folder":
+                remove_tree(inner, part, depth - 1)
+            else:
+                inner.remove(part)
+    os.rmdir(name, dir_fd=folder.fd)
+
+
 def remove_parts_of(folder: int) -> None:
     """Remove what killed writers left in a folder, by its descriptor. Only for the holder of the folder's lock."""
-    for name in os.listdir(folder):
-        if PARTS.fullmatch(name):
+    parts = [name for name in os.listdir(folder) if PARTS.fullmatch(name)]
+    if any(name.endswith(".part") for name in parts):
+        for name in parts:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
 
@@ -317,6 +435,27 @@ def parse_yaml(content: bytes) -> Any:
                 )
             return super().compose_node(parent, index)
 
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = set()
+            for part, _ in node.value:
+                name = str(part.value)
+                if name in names:
+                    raise ValueError(f"it holds {name} twice: keep one")
+                names.add(name)
+            return super().construct_mapping(node, deep)
+
+        def construct_yaml_int(self, node: Any) -> Any:
+            """Of `1:30`, which YAML 1.1 reads as 90, and `010`, which it reads as 8, the text."""
+            is_plain = re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", node.value)
+            return super().construct_yaml_int(node) if is_plain else node.value
+
+        def construct_yaml_float(self, node: Any) -> Any:
+            return node.value if ":" in node.value else super().construct_yaml_float(node)
+
+    for kind in ("int", "float"):
+        Bounded.add_constructor(
+            f"tag:yaml.org,2002:{kind}", getattr(Bounded, f"construct_yaml_{kind}")
+        )
     if len(content) > MOST_YAML:
         raise ValueError(f"it has {len(content)} bytes, over the limit of {MOST_YAML}")
     try:

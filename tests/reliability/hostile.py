@@ -55,8 +55,15 @@ SHARES = {
     "weights": 0.14,
     "archives": 0.12,
     "images": 0.04,
+    "programs": 0.15,
+    "labels": 0.10,
+    "caches": 0.05,
+    "mixtures": 0.02,
+    "studies": 0.01,
+    "disks": 0.01,
 }
-"""Of the cases. Reports and resumed runs take 0.3 s each, the others a few milliseconds."""
+"""Of the cases, which are more than these in all: the last six kinds came later.
+Reports and resumed runs take 0.3 s each, the others a few milliseconds."""
 NASTY = (
     "\x1b]0;owned\x07",
     "a\nb",
@@ -783,6 +790,310 @@ def image_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     return case
 
 
+def program_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """Files of torch.save whose program is changed: steps repeated, exchanged, taken from others."""
+    import torch
+
+    from usfan.models.torch_file import read_torch_file
+
+    state = {"a": torch.zeros(3, 2), "b": torch.ones(4).half(), "n": torch.tensor(1)}
+    forms = []
+    for options in ({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
+        content = io.BytesIO()
+        torch.save({"state_dict": state, "x": [1, (2, 3)]}, content, **options)
+        forms.append(content.getvalue())
+    steps = [
+        bytes([code])
+        for code in b"()]}NKMJXcqhrj\x85\x86\x87\x88\x8a\x8c\x93\x94QRbsuaet.G0122"
+    ]
+    steps += [
+        b"h\x00h\x00\x86q\x00",
+        b"X\xff\xff\xff\x7f",
+        b"\x8a\xff",
+        b"cos\nsystem\n",
+        b"ctorch\nSize\n",
+    ]
+
+    def changed(program: bytes, rng: random.Random) -> bytes:
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(program))
+            piece = rng.choice(steps) * rng.choice((1, 1, 1, 60, 5_000))
+            if rng.random() < 0.3:
+                start = rng.randrange(len(program))
+                piece = program[start : start + rng.randrange(1, 40)]
+            program = program[:at] + piece + program[at + rng.choice((0, 0, 1, 9)) :]
+        return program
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        file = place.fresh() / "weights.pth"
+        content = rng.choice(forms)
+        if content[:2] == b"PK":
+            new = io.BytesIO()
+            with (
+                zipfile.ZipFile(io.BytesIO(content)) as old,
+                zipfile.ZipFile(new, "w") as zipped,
+            ):
+                for name in old.namelist():
+                    part = old.read(name)
+                    zipped.writestr(name, changed(part, rng) if name.endswith("pkl") else part)
+            content = new.getvalue()
+        else:
+            content = changed(content, rng)
+        file.write_bytes(content)
+        return "program", lambda: refused(lambda: read_torch_file(file))
+
+    return case
+
+
+def label_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """labels.csv and label_first.csv, and labels in Python, for images in memory and in files."""
+    import torch
+
+    import usfan
+    from small_runs import class_folder
+    from usfan.data.few_labels import few_labels
+    from usfan.labelling.answers import read_answers
+
+    base = class_folder(place.root.parent / "base-labels", images=2)
+    sources = [usfan.ImageData(torch.zeros(6, 8, 8, dtype=torch.uint8)), usfan.ImageData(base)]
+    names = [
+        str(base / "class-0" / "000.png"),
+        "class-1/001.png",
+        "0",
+        "5",
+        "²",
+        "9" * 5000,
+        "1.7",
+    ]
+    odd = [
+        *NASTY[:-4],
+        "none of these",
+        "skip",
+        "class-0",
+        "class-1",
+        "name",
+        "judge",
+        "",
+        "-1",
+    ]
+    keys = [*names, 1.7, float("inf"), float("nan"), True, None, b"x", 10**30, (), base]
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        data = rng.choice(sources)
+        classes = ("class-0", "class-1", "class-2")
+        if rng.random() < 0.3:
+            labels = {rng.choice(keys): rng.choice(odd) for _ in range(rng.randrange(4))}
+            return "mapping", lambda: refused(lambda: few_labels(labels, data, classes))
+        file = place.fresh() / rng.choice(("labels.csv", "label_first.csv"))
+        head = rng.choice(
+            ("path,label,question", "path,label", "question,label,path", "label", "")
+        )
+        lines = [
+            ",".join(rng.choice((*names, *odd)) for _ in range(rng.randrange(5)))
+            for _ in range(rng.randrange(8))
+        ]
+        file.write_text("\n".join([head, *lines]), errors="replace")
+        kind = "table"
+        if rng.random() < 0.2:
+            file.write_bytes(odd_text(rng))
+        elif rng.random() < 0.2:
+            kind = no_file(file, rng, place.outside)
+            if kind == "pipe":
+                file.unlink()
+        if rng.random() < 0.3:
+            return kind, lambda: refused(lambda: read_answers(file))
+        return kind, lambda: refused(lambda: few_labels(file, data, classes))
+
+    return case
+
+
+def cache_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """Files of a cache that are links, damaged, of another size, or change while they are read."""
+    import threading
+
+    import torch
+    from artifact_mutations import cut_or_insert, flip_bits, truncate
+
+    from usfan.data.row_cache import RowCache
+
+    rows = torch.arange(600.0).view(150, 4)
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        folder = place.fresh() / "cache"
+        cache = RowCache(folder, "key", 150, (4,), torch.float32)
+        read = lambda: cache.read_or_build(torch.device("cpu"), lambda _: rows.split(64))  # noqa: E731
+        read()
+        name = rng.choice(("key.rows", "key.json", "key.lock"))
+        kind = rng.choice(("no file", "flipped", "cut", "truncated", "race"))
+        content = {"x": (folder / name).read_bytes() or b" "}
+        if kind == "no file":
+            kind = no_file(folder / name, rng, place.outside)
+        elif kind in ("flipped", "cut", "truncated"):
+            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](
+                content, rng
+            )
+            (folder / name).write_bytes(content["x"])
+
+        def exchange() -> None:
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    clear(folder / "key.rows")
+                    (folder / "key.rows").symlink_to(place.outside / "victim")
+
+        def act() -> str:
+            thread = threading.Thread(target=exchange)
+            if kind == "race":
+                thread.start()
+            try:
+                table, _ = read()
+            except OSError as error:
+                return "fault in one line" if error.strerror else f"BAD: {error!r}"
+            finally:
+                if kind == "race":
+                    thread.join()
+            return "done" if torch.equal(table, rows) else "BAD: other rows"
+
+        return kind, lambda: refused_or(act)
+
+    return case
+
+
+def refused_or(act: Act) -> str:
+    from usfan.errors import UsfanError
+
+    try:
+        return act()
+    except UsfanError:
+        return "refused"
+
+
+def mixture_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """Folders of several models: odd shares, members that are links, mixtures, missing, of others."""
+    from fuzz import load_and_predict
+
+    from tiny_models import tiny_model
+    from usfan.store.model import MixtureModel
+
+    base = place.root.parent / "base-mixture"
+    MixtureModel.of([tiny_model(), tiny_model(seed=1)], [0.4, 0.6]).save(base)
+    names = (
+        "config.json",
+        "member-1",
+        "member-2",
+        "member-1/config.json",
+        "member-2/model.safetensors",
+        ".files.new",
+    )
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        target = Path(shutil.copytree(base, place.fresh() / "model"))
+        name = rng.choice(names)
+        chosen = rng.random()
+        if chosen < 0.4:
+            kind = no_file(target / name, rng, place.outside)
+        elif chosen < 0.5:
+            kind = "a mixture in a mixture"
+            clear(target / "member-1")
+            shutil.copytree(base, target / "member-1")
+        elif chosen < 0.6:
+            kind = "newer files"
+            shutil.copytree(
+                base / "member-2", target / ".files.new" / rng.choice(("", "member-1", "a/b/c"))
+            )
+        else:
+            kind = "odd config"
+            file = target / rng.choice(("config.json", "config.json", "member-1/config.json"))
+            file.write_text(json.dumps(odd_value(json.loads(file.read_text()), rng)))
+        return kind, lambda: load_and_predict(target)
+
+    return case
+
+
+def study_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """The folder of a stranger's study: its cells, tables and settings; `study` continues it, `report` shows it."""
+    from small_runs import TINY, class_folder
+
+    base = place.root.parent / "base-study"
+    data = base / "data"
+    for number, name in enumerate(("a", "b")):
+        class_folder(data / name, images=2, domain=number)
+    settings = (
+        "--backbone",
+        "digits-cnn",
+        "--methods",
+        "source-only",
+        "--seeds",
+        0,
+        "--source-epochs",
+        1,
+    )
+    command = ("study", data, *settings, "--batch-size", 4, *TINY)
+    assert called(*command, "--out", base / "study") == "done"
+    files = [path.relative_to(base / "study") for path in (base / "study").rglob("*.json")]
+    files += [Path(name) for name in ("config.yaml", "log.jsonl", "cells", "models")]
+    files += [
+        path.relative_to(base / "study") for path in (base / "study").rglob("*.safetensors")
+    ]
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        target = Path(shutil.copytree(base / "study", place.fresh() / "study"))
+        kind = hostile_run(target, rng, place, tuple(map(str, files)))
+        if rng.random() < 0.5:
+            return kind, lambda: called("report", target)
+        return kind, lambda: called(*command, "--out", target)
+
+    return case
+
+
+def disk_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+    """A model is saved over another on a disk (tmpfs) that is full or read-only: the other stays whole. Needs root."""
+    from tiny_models import tiny_model
+    from usfan.store.model import SourceModel
+
+    old = tiny_model()
+    new = tiny_model(seed=1)
+    new.temperature = 0.7
+    if os.geteuid() != 0:
+        return lambda rng, number: ("no root", lambda: "not tried")
+
+    def case(rng: random.Random, number: int) -> tuple[str, Act]:
+        disk = place.fresh() / "disk"
+        disk.mkdir()
+        kind = rng.choice(("full", "full", "read-only"))
+
+        def act() -> str:
+            size = rng.randrange(140, 400)
+            if subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=False
+            ).returncode:
+                return "not tried"
+            try:
+                try:
+                    old.save(disk / "model")
+                except OSError:
+                    return "no room for the first"
+                if kind == "read-only":
+                    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+                outcome = "done"
+                try:
+                    new.save(disk / "model")
+                except OSError as error:
+                    outcome = (
+                        "fault in one line"
+                        if str(disk) in str(error.filename)
+                        else f"BAD: {error!r}"
+                    )
+                model = SourceModel.load(disk / "model")
+                whole = model.temperature == (0.7 if outcome == "done" else 0.4)
+                return outcome if whole else "BAD: another model"
+            finally:
+                subprocess.run(["umount", "-l", disk], check=True)
+
+        return kind, act
+
+    return case
+
+
 KINDS: dict[str, Callable[[Place], Callable[[random.Random, int], tuple[str, Act]]]] = {
     "models": model_cases,
     "configs": config_cases,
@@ -794,6 +1105,12 @@ KINDS: dict[str, Callable[[Place], Callable[[random.Random, int], tuple[str, Act
     "weights": weight_cases,
     "archives": archive_cases,
     "images": image_cases,
+    "programs": program_cases,
+    "labels": label_cases,
+    "caches": cache_cases,
+    "mixtures": mixture_cases,
+    "studies": study_cases,
+    "disks": disk_cases,
 }
 
 

@@ -52,6 +52,19 @@ def closure(root: str, extras: tuple[str, ...]) -> dict[str, list[str]]:
     return {name: sorted(own) for name, own in graph.items()}
 
 
+STATED = {"cuda-toolkit": "as the nvidia packages that it names; it has no files"}
+"""Licences of packages whose metadata name none."""
+
+
+def licence_file(name: str) -> str:
+    """The first words of a licence that comes with a package; "" if there is none."""
+    for file in metadata.files(name) or ():
+        if re.fullmatch(r"(LICEN[CS]E|COPYING)(\.\w+)?", file.name, re.IGNORECASE):
+            lines = file.read_text().split("\n")
+            return " ".join(line.strip() for line in lines if line.strip())[:80]
+    return ""
+
+
 def reference(name: str) -> str:
     return f"pkg:pypi/{name}@{quote(metadata.version(name), safe='')}"
 
@@ -60,6 +73,8 @@ def component(name: str) -> dict[str, Any]:
     facts = metadata.metadata(name)
     expression = facts.get("License-Expression")
     licence = (facts.get("License") or "").strip()
+    if licence in ("", "UNKNOWN"):
+        licence = STATED.get(name) or licence_file(name)
     entry: dict[str, Any] = {
         "type": "library",
         "bom-ref": reference(name),

@@ -168,6 +168,12 @@ def hostile_table() -> str:
         "weights": "weights",
         "archives": "archives",
         "images": "images, 16 at a time",
+        "programs": "programs in `.pth` files",
+        "labels": "tables and mappings of labels",
+        "caches": "caches",
+        "mixtures": "folders of mixtures",
+        "studies": "folders of studies",
+        "disks": "full and read-only disks",
     }
     kinds = load("hostile")["kinds"]
     lines = [

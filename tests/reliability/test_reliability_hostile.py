@@ -5,7 +5,16 @@ import random
 import pytest
 from hostile import KINDS, Place, digest
 
-COUNTS = {"models": 25, "configs": 10, "reports": 4, "resumed": 4, "images": 1}
+COUNTS = {
+    "models": 25,
+    "configs": 10,
+    "reports": 4,
+    "resumed": 4,
+    "images": 1,
+    "mixtures": 10,
+    "studies": 3,
+    "disks": 4,
+}
 
 
 @pytest.mark.parametrize("what", list(KINDS))

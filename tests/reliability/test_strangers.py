@@ -176,6 +176,7 @@ def test_a_study_with_a_linked_folder_is_refused(tmp_path, capsys):
     (outside / ".old.part").write_text("keep")
     out = tmp_path / "study"
     out.mkdir()
+    (out / ".lock").touch()  # of an earlier demo
     (out / "mnist-uci").symlink_to(outside)
     assert usfan("demo", "--out", out, "--device", "cpu") == 2
     assert "is a link" in capsys.readouterr().err
@@ -825,6 +826,7 @@ def test_the_model_beside_is_not_saved_through_a_link(data, source, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("command: adapt\n")
     (tmp_path / "run" / "adapted").symlink_to(outside)
     with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
         with pytest.raises(ArtifactError, match="adapted: not a folder but a link"):

@@ -42,6 +42,13 @@ def test_the_bill_is_whole(made):
     assert {r for d in made["dependencies"] for r in d["dependsOn"]} <= references
 
 
+def test_every_licence_is_known():
+    for part in bill(extras=("offline", "onnx", "cluster"))["components"]:
+        names = str(part.get("licenses", ""))
+        assert names, part["name"]
+        assert "unknown" not in names.lower(), part["name"]
+
+
 def test_every_dependency_has_a_lower_bound():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]

@@ -69,7 +69,7 @@ def test_a_study_and_the_demo_are_guarded_too(tmp_path, capsys):
         ("demo", "--out", tmp_path / "run"),
         ("reproduce", "toy", *study[-2:]),
     ):
-        with folder_lock(tmp_path / "run"):
+        with folder_lock(tmp_path / "run", command[0]):
             assert usfan(*command, "--device", "cpu") == 2
         assert "in use by another process" in capsys.readouterr().err
 
@@ -78,12 +78,13 @@ def test_what_killed_writers_left_is_cleared_away(tmp_path):
     folder = tmp_path / "run"
     (folder / "checkpoint").mkdir(parents=True)
     parts = [
-        folder / ".model.safetensors.abc.part",
-        folder / "checkpoint" / ".epoch-00001.safetensors.x.part",
+        folder / ".model.safetensors.01234567.part",
+        folder / "checkpoint" / ".epoch-00001.safetensors.0123abcd.part",
     ]
     for part in parts:
         part.write_bytes(b"half")
     (folder / "log.jsonl").write_text('{"event": "epoch", "epoch": 1}\n{"event": "epo')
+    (folder / "config.yaml").write_text("command: train\n")
     with RunFolder(folder, {}, command="train", resume=True) as run:
         assert not any(part.exists() for part in parts)
         run.log("epoch", epoch=2)
@@ -92,6 +93,7 @@ def test_what_killed_writers_left_is_cleared_away(tmp_path):
     ] * 2
     study = tmp_path / "study"
     (study / "cells").mkdir(parents=True)
-    (study / "cells" / ".a.json.x.part").write_bytes(b"half")
-    with folder_lock(study):
+    (study / "cells" / ".a.json.0123abcd.part").write_bytes(b"half")
+    (study / "config.yaml").write_text("command: study\n")
+    with folder_lock(study, "study"):
         assert not list(study.rglob("*.part"))

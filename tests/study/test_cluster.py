@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from usfan.errors import UsfanError
 from usfan.study.cluster import cells_on_ray, connected
 from usfan.study.suite import Cell, Suite
 
-pytest.importorskip("ray")
+if not find_spec("ray"):  # imported later, as the command does: it reads its environment then
+    pytest.skip("Ray is not installed", allow_module_level=True)
 GIVEN = {
     "backbone": "digits-cnn",
     "source_epochs": 1,
@@ -30,8 +32,10 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def ray():
+    os.environ["RAY_AUTH_MODE"] = ""
     with connected("local") as started:
         yield started
+    assert os.environ.pop("RAY_AUTH_MODE") == ""
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,20 @@ def files_done(study: Path) -> list[Path]:
         for config in (study / "models").glob("*/config.json")
         for p in config.parent.iterdir()
     ]
+
+
+def test_the_local_ray_is_reached_by_its_user_alone(ray):
+    """With an empty RAY_AUTH_MODE and ports on all interfaces, anybody near could run code here."""
+    psutil = pytest.importorskip("psutil")
+
+    processes = psutil.Process().children(recursive=True)
+    sockets = [socket for process in processes for socket in process.net_connections("inet")]
+    listening = {socket.laddr.ip for socket in sockets if socket.status == "LISTEN"}
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert listening
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    folder = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_a_worker_is_killed_and_the_rows_are_those_of_one_process(

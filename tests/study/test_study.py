@@ -285,7 +285,7 @@ def test_a_method_of_the_user_and_what_its_cells_hold(sites, own_method, tmp_pat
     config = tmp_path / "study.yaml"
     config.write_text(yaml.safe_dump({"method": own_method}))
     line = refused("study", sites, "--out", out, *QUICK, *options, "--config", config)
-    assert "method of a study is code: only the flag --method can name it" in line
+    assert f"method {own_method} is code: give it on the command line" in line
     for name, reason in (("a_study_module:WRONG", "got a int"), ("METHOD", "MODULE:NAME")):
         assert reason in refused("study", sites, "--out", out, *QUICK, "--method", name)
 

@@ -146,8 +146,7 @@ def automatic_witness(source: SourceModel, backbone_hash: str) -> Witness | None
     backbone = source.classifier.backbone
     if backbone_hash != record["hash"]:
         return load_original(name, record) or best_offline()
-    with cache_only():  # use its classifier if it is on this machine; do not download it
-        original = load_original(name, record)
+    original = load_original(name, record)
     return Witness(
         name,
         backbone,
@@ -159,10 +158,12 @@ def automatic_witness(source: SourceModel, backbone_hash: str) -> Witness | None
 
 
 def load_original(name: str, record: dict[str, str]) -> Witness | None:
-    """The network with the weights that a source model started from; None if they are unavailable."""
+    """The network with the weights that a source model started from; None if they are not on this machine. The record
+    may be a stranger's, so nothing is downloaded."""
     weights = "timm" if record["from"] == "timm" else "offline"
     try:
-        witness = load_witness(name, weights)
+        with cache_only():
+            witness = load_witness(name, weights)
     except ConfigError as error:
         log.debug("the original weights of %s are unavailable: %s", name, error)
         return None

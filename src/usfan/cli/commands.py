@@ -45,7 +45,7 @@ def demo(
     from usfan.study.digits import run_demo
 
     runtime = open_runtime(computing)
-    with folder_lock(Path(out)):
+    with folder_lock(Path(out), "demo"):
         run_demo(Path(out), runtime=runtime, seed=seed)
 
 

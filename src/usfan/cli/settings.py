@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import os
+import re
 import reprlib
 import shlex
 from dataclasses import Field
@@ -23,14 +24,28 @@ from usfan.errors import ConfigError, printable
 
 Settings = dict[str, Any]
 
-NOT_IN_A_FILE = {
-    "method": "of a study is code: only the flag --method can name it",
-    "module": "is code: only the flag --module can name it",
-    "config": "can only be a flag",
-    "set": "can only be a flag",
+FLAGS_ONLY = {
+    "module": "is code",
+    "ray": "names a cluster whose answers are code",
+    "out": "names what is written",
+    "onnx": "names what is written",
+    "cache": "names a folder that is written to",
+    "root": "says which files may be read",
+    "budget": "lifts the limits on memory and time",
+    "config": "is no setting",
+    "set": "is no setting",
 }
-"""Settings that a config file may not hold, because it may be a stranger's."""
-PATHS = ("cache", "pretrained", "out", "data", "classes", "labels")
+"""Settings that only the user may choose, not a file, which may be a stranger's."""
+UNTRUSTED_VALUES = {
+    "pretrained": (re.compile("timm"), "downloads weights"),
+    "source_pretrained": (re.compile("timm"), "downloads weights"),
+    "witness": (re.compile(".*:timm"), "downloads weights"),
+    "method": (re.compile(".*:.*"), "is code"),
+}
+"""Values that download something or run code, which only the user may ask for."""
+MODELS = ("model", "source")
+"""Settings that name a folder, or an id of the Hub, which only the user may ask for."""
+PATHS = ("pretrained", "data", "classes", "labels")
 """Settings that name files. With --root, those of a config file may not leave it."""
 
 
@@ -39,7 +54,7 @@ def read_settings(command: Command, values: Settings) -> Settings:
     values = dict(values)
     path = values.pop("config", None)
     pairs = read_pairs(values.pop("set", []))
-    settings = {} if path is None else read_config_file(command, path, values)
+    settings = {} if path is None else read_config_file(command, path, {**pairs, **values})
     settings = check_settings(command, {**settings, **pairs, **values})
     if settings.get("resume") and "out" in settings:
         settings = resume_settings(command, settings)
@@ -76,23 +91,43 @@ def read_config_file(command: Command, path: str, values: Settings) -> Settings:
         raise ConfigError(f"--config {path}: must hold names and values")
     settings = {}
     for key, value in (content or {}).items():
+        name = str(key).replace("-", "_")
+        if name in settings:
+            raise ConfigError(
+                f"--config {path}: it holds {printable(name, 80)} twice: keep one"
+            )
         if value is not None and value != WITHHELD:
-            settings[str(key).replace("-", "_")] = value
+            settings[name] = value
     file_command = settings.pop("command", command.name)
     if file_command != command.name:
         other = reprlib.repr(file_command).strip("'\"")
         raise ConfigError(
             f"--config {path}: holds the settings of usfan {other}, not of {command.name}"
         )
-    for name, reason in NOT_IN_A_FILE.items():
-        if name in settings and (name != "method" or command.name == "study"):
-            raise ConfigError(f"--config {path}: {name} {reason}")
+    check_trusted(f"--config {path}", settings, values)
     for name in settings:  # a setting that a method does not have is refused by the method
         if name not in command.settings and "set" not in command.flags:
             raise unknown_setting(name, command.settings, f"see usfan {command.name} --help")
     if "root" in values:
         check_paths(path, values["root"], settings, values)
     return settings
+
+
+def check_trusted(file: str, settings: Settings, values: Settings) -> None:
+    """Settings of a file that run code, write, download or lift a limit are refused, unless the user's own replace
+    them."""
+    for name, value in settings.items():
+        if name in values:
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            reason = FLAGS_ONLY.get(name)
+            pattern, problem = UNTRUSTED_VALUES.get(name, (None, ""))
+            if pattern and pattern.fullmatch(str(text)):
+                reason = f"{printable(str(text), 80)} {problem}"
+            elif name in MODELS and not os.path.exists(str(text)):
+                reason = f"{printable(text, 80)} is not on this machine"
+            if reason:
+                raise ConfigError(f"{file}: {name} {reason}: give it on the command line")
 
 
 def check_paths(file: str, root: str, settings: Settings, values: Settings) -> None:
@@ -144,8 +179,11 @@ def resume_settings(command: Command, settings: Settings) -> Settings:
     same_method = settings.get("method") in (None, before.get("method"))
     for name, value in before.items():
         is_known = name in command.settings or (same_method and is_method_setting(name))
-        if is_known and name not in NOT_IN_A_FILE and value not in (None, WITHHELD):
+        if is_known and value not in (None, WITHHELD):
             stored[name] = value
+    stored.pop("module", None)  # `run` asks for it
+    root = {"root": stored.get("root")}  # narrows what may be read
+    check_trusted(settings["out"], stored, {**settings, **root})
     return check_settings(command, {**stored, **settings})
 
 
@@ -176,6 +214,10 @@ def how_to_continue(name: str, settings: Settings) -> str:
     if name not in ("train", "posterior", "adapt") or not Path(out, "config.yaml").is_file():
         return ""
     words = ["usfan", name, "--resume", "--out", out]
-    if "module" in settings:
-        words += ["--module", settings["module"]]
+    for flag in ("module", "cache", "budget"):
+        if settings.get(flag) is not None:
+            words += [f"--{flag}", str(settings[flag])]
+    for flag, (pattern, _) in UNTRUSTED_VALUES.items():
+        if pattern.fullmatch(str(settings.get(flag))):
+            words += [f"--{flag.replace('_', '-')}", settings[flag]]
     return f"; to continue: {shlex.join(words)}"

@@ -7,10 +7,12 @@ filled in as far as one likes.
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsInt
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ NAME = "name"
 JUDGE = "judge"
 """Why a label was asked for: to learn from, or to compare models. A model never learns from the latter."""
 
-ImageName = str | os.PathLike[str] | SupportsInt
+ImageName = str | os.PathLike[str] | SupportsIndex
 """A path, or a position in the data."""
 UserLabelSource = (
     str
@@ -177,14 +179,26 @@ def _position(
                 return position
         problem = f"{one_line(path)} is not an image of {name}"
         raise DataError(f"{place}{problem}: give labels of images in it")
-    try:
-        position = int(image)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        position = -1
+    position = _number(image)
     if not 0 <= position < len(data):
         expected = f"{name} has images 0 to {len(data) - 1}"
-        raise DataError(f"{place}{expected}, no {image!r}")
+        is_huge = (
+            isinstance(image, int) and image.bit_length() > 64
+        )  # Python refuses to print some
+        text = "such number" if is_huge else one_line(repr(image)[:80])
+        raise DataError(f"{place}{expected}, no {text}")
     return position
+
+
+def _number(image: object) -> int:
+    """A whole number, or its digits; −1 for anything else."""
+    if isinstance(image, str):
+        return int(image) if re.fullmatch(r"[0-9]{1,12}", image) else -1
+    is_whole = not isinstance(image, bool) and hasattr(image, "__index__")
+    try:
+        return operator.index(image) if is_whole else -1  # type: ignore[arg-type]
+    except TypeError:  # an array of several numbers
+        return -1
 
 
 def class_number(place: str, name: str, model: ClassNames, open_set: bool = False) -> int:

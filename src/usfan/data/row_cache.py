@@ -6,6 +6,7 @@
 Each file gets its name only once it is complete and on the disk, the JSON file last, so a build that was cut off leaves
 nothing that could be taken for a cache. A reader trusts neither file: it knows the shape that it expects, compares
 sizes before it takes memory, and checks the rows against the checksums (of a file that stays on the disk, a sample).
+In a folder that users share, files of other users are not read.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class RowCache:
                 rows = self._read(folder, device)
                 if rows is None:
                     self._build(folder, batches)
-                    rows = self._read(folder, device)
+                    rows = self._read(folder, device, is_new=True)
         except OSError as error:
             advice = "free some space, or choose another folder (cache_dir, or the variable USFAN_CACHE)"
             reason = f"cannot write the image cache: {error.strerror or error}; {advice}"
@@ -108,11 +109,17 @@ class RowCache:
                         folder.remove(name)
             yield
 
-    def _read(self, folder: Folder, device: torch.device) -> tuple[Tensor, Skips] | None:
-        """The rows, in memory or mapped; None if there are none, or they are damaged. Links are not followed."""
-        if folder.kind(f"{self.key}.json") == "missing":
+    def _read(
+        self, folder: Folder, device: torch.device, *, is_new: bool = False
+    ) -> tuple[Tensor, Skips] | None:
+        """The rows, in memory or mapped; None if there are none, or they are damaged or, unless this process has just
+        written them, somebody else's. Links are not followed."""
+        names = (f"{self.key}.json", f"{self.key}.rows")
+        if folder.kind(names[0]) == "missing":
             return None
         try:
+            if not is_new and not {folder.owner(name) for name in names} <= {0, os.geteuid()}:
+                raise ArtifactError("another user wrote it")
             skips, checksums = self._read_header(folder)
             with folder.open(f"{self.key}.rows") as file:
                 table = self._map(file, self.count - len(skips))

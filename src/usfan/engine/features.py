@@ -1,7 +1,8 @@
 """Features of a frozen backbone: computed once per image, then kept like pixels.
 
 In memory (on the device if they fit there), else in a file that is mapped into memory. With a cache folder the file is
-kept, under a key of the images, the weights and the input: features of other weights or settings are never used.
+kept, under a key of the images, the weights, the layers, what the network makes of a few of the images, and the
+engine: features of another network or other settings are never used.
 
 Shapes: N images, F features of the backbone.
 """
@@ -15,6 +16,7 @@ import itertools
 import logging
 import math
 import queue
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,6 +44,13 @@ log = logging.getLogger(__name__)
 PIECE = 16
 """Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
 8 a convolution adds up in another order."""
+
+FORWARD = 1
+"""Version of the code between a stored image and its features; part of every key."""
+ENGINE = "torch"
+"""The engine that passes images through a network."""
+PROBES = 3
+"""Images whose features are part of the key."""
 
 Pass = Callable[[Store, Tensor], Tensor]
 """Features of the images of a store at some rows."""
@@ -92,6 +101,7 @@ def features_of(
     runtime: Runtime,
     *,
     weights: str | None = None,
+    engine: str = ENGINE,
 ) -> Store:
     """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
     the caller has it."""
@@ -105,8 +115,10 @@ def features_of(
         if store.key is None or runtime.world > 1:
             table = fill(through, store, runtime, width)
         else:
+            probes = through(store, torch.linspace(0, len(store) - 1, PROBES).long())
             weights = weights or weights_hash(alone.backbone)
-            table = from_file(through, weights, store, spec, runtime, width)
+            identity = [engine, weights, *network_key(alone.backbone, probes)]
+            table = from_file(through, identity, store, spec, runtime, width)
     return dataclasses.replace(store, values=table, batch_form=None)
 
 
@@ -177,9 +189,22 @@ def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:
     return runtime.total(table)
 
 
+def network_key(backbone: nn.Module, probes: Tensor) -> list[str]:
+    """What else than its weights names a network: its layers, the library that computes them and, because layers of one
+    name may compute different things, figures of its features of a few images (F wide): how large they are, and sums
+    with alternating signs. They are rounded, because another number of threads may change the last digits."""
+    layers = re.sub("0x[0-9a-f]+", "", f"{type(backbone).__module__} {backbone}")
+    features = probes.float().cpu()
+    waves = torch.arange(features.shape[1]).outer(torch.tensor([0.0, 1.0, 0.1])).cos()
+    sizes = features.abs().sum(dim=1, keepdim=True).clamp_min(1e-12)
+    figures = [f"{size:.3e}" for size in sizes.flatten().tolist()]
+    figures += [f"{share:.4f}" for share in (features @ waves / sizes).flatten().tolist()]
+    return [str(FORWARD), torch.__version__, layers, *figures]
+
+
 def from_file(
     through: Pass,
-    weights: str,
+    identity: list[str],
     store: Store,
     spec: InputSpec,
     runtime: Runtime,
@@ -188,7 +213,7 @@ def from_file(
     """The features that an earlier run cached; else they are computed and cached."""
     settings = [
         store.key,
-        weights,
+        identity,
         dataclasses.astuple(spec),
         runtime.precision,
         runtime.device.type,

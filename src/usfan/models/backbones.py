@@ -7,8 +7,6 @@ import difflib
 import importlib
 import logging
 import os
-import struct
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.budget import check_cost
 from usfan.data.views import InputSpec
 from usfan.errors import (
     ArtifactError,
@@ -30,6 +27,7 @@ from usfan.errors import (
 )
 from usfan.models.hub import cache_only, hub_or_cache
 from usfan.models.small_backbones import SMALL_BACKBONES
+from usfan.models.torch_file import read_torch_file
 from usfan.progress import say
 from usfan.tensor_file import read_tensors
 
@@ -48,11 +46,11 @@ DEFAULT = "resnet50"
 """The network of the paper."""
 HEAD_CLASSES = 100, 2_048
 """Classes of a pretrained classifier that is used: fewer say little about an image, more cost memory."""
+MOST_PAIRS = 1_000_000
+"""Pairs of a weight and a bias that are compared."""
 NO_HUB = (
     "the Hugging Face Hub cannot be reached and its cache on this machine does not hold them"
 )
-MOST_DESCRIBED = 16 << 20
-"""Bytes of the table of names in a weights file: 10,000 tensors take one million."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,15 +139,16 @@ def timm_spec(model: Any, channels: int | None = None) -> InputSpec:
 def as_head(tensors: Sequence[Tensor], features: int) -> PretrainedHead | None:
     """The classifier on these features among some tensors, if there is exactly one."""
     dense = [t.detach() for t in tensors if t.layout is torch.strided and t.is_floating_point()]
-    pairs = [
-        (w, b) for w in dense for b in dense if b.ndim == 1 and w.shape == (len(b), features)
-    ]
+    biases = [t for t in dense if t.ndim == 1 and HEAD_CLASSES[0] <= len(t) <= HEAD_CLASSES[1]]
+    weights = [t for t in dense if t.ndim == 2 and t.shape[1] == features]
+    if len(biases) * len(weights) > MOST_PAIRS:
+        return None
+    pairs = [(w, b) for w in weights for b in biases if len(w) == len(b)]
     if len(pairs) != 1:
         return None
     weight, bias = (tensor.float() for tensor in pairs[0])
     finite = bool(weight.isfinite().all() & bias.isfinite().all())
-    usable = finite and HEAD_CLASSES[0] <= len(bias) <= HEAD_CLASSES[1]
-    return PretrainedHead(weight, bias) if usable else None
+    return PretrainedHead(weight, bias) if finite else None
 
 
 def timm_classifier(name: str, features: int) -> PretrainedHead | None:
@@ -355,7 +354,7 @@ def offline_weights(name: str) -> Path | None:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict from .safetensors, or from .pth/.pt/.bin through torch's weights-only reader."""
+    """A state dict from .safetensors, or from a file of torch.save."""
     path = Path(os.path.realpath(path))  # the user named it: a link is followed
     if not path.is_file():
         raise ConfigError(f"{path} is not a regular file")
@@ -364,40 +363,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
             return read_tensors(path)
         except ArtifactError as error:
             raise ConfigError(str(error)) from error
-    check_archive(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # of many kinds, and long: torch's says how to turn its safety off
-        raise ConfigError(
-            f"{path} is not a state dict that can be read safely: it was not written by torch.save, or holds more than "
-            "tensors by name; write it with torch.save(model.state_dict(), FILE), or as safetensors"
-        ) from error
-    for key in ("state_dict", "model", "model_state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    tensors = {}
-    for name, tensor in state.items() if isinstance(state, dict) else [(None, None)]:
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise ConfigError(f"{path} does not hold a state dict (a table of named tensors)")
-        tensors[name.removeprefix("module.")] = tensor
-    return tensors
-
-
-def check_archive(path: Path) -> None:
-    """A file of torch.save is a zip of tensors as they are: one that unpacks to more than it holds is refused."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
-        return  # of an old torch, or broken: torch's reader says
-    if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise ConfigError(
-            f"{path} unpacks to more than its size: write it with torch.save, which does not compress"
-        )
-    table = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
-    check_cost(f"{path}: its table of tensors has", table, MOST_DESCRIBED, "bytes", ConfigError)
+    state = read_torch_file(path)
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
 def load_weights(model: nn.Module, path: Path) -> list[Tensor]:

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, first_line, option, printable
-from usfan.files import Folder, read_in, write_json, write_tensors, write_text
+from usfan.files import (
+    Folder,
+    read_in,
+    write_json,
+    write_tensors,
+    write_text,
+    written_together,
+)
 from usfan.models import hugging_face
 from usfan.models.backbones import create_backbone, timm_model, timm_spec
 from usfan.models.classifier import (
@@ -59,23 +66,41 @@ MAX_CONFIG_BYTES = 16 << 20
 
 
 def save_model(model: Any, folder: Path, *, private: bool = False) -> Path:
-    """Write a model: tensors first, config last, because a folder without config.json is not a model."""
-    config = whole = model_config(model, private=private)
+    """Write a model: all of its files replace those of another one together, or none does."""
+    check_model(model, folder)
+    with written_together(folder) as part:
+        write_model(model, part, private=private)
+    return folder
+
+
+def check_model(model: Any, folder: Path) -> None:
+    """Raise if the model could not be loaded again: an odd field, or a number that is not finite."""
+    config = model_config(model)
     if "transformers" in model.architecture:
-        whole = with_network(config, model)
-    check_config(whole, folder / CONFIG)
-    folder.mkdir(parents=True, exist_ok=True)
+        config = with_network(config, model)
+    check_config(config, folder / CONFIG)
     if model.kind == "mixture":
         for number, member in enumerate(model.members, start=1):
-            save_model(member, folder / MEMBER.format(number), private=private)
+            check_model(member, folder / MEMBER.format(number))
+        return
+    for name, tensors in model_tensors(model).items():
+        check_values(folder / name, tensors)
+
+
+def write_model(model: Any, folder: Path, *, private: bool) -> None:
+    if model.kind == "mixture":
+        for number, member in enumerate(model.members, start=1):
+            write_model(member, folder / MEMBER.format(number), private=private)
     else:
         for name, tensors in model_tensors(model).items():
             write_tensors(folder / name, tensors, {"format": "pt"})
-    if whole is not config:
+    config = model_config(model, private=private)
+    whole = config
+    if "transformers" in model.architecture:
+        whole = with_network(config, model)
         write_json(folder / hugging_face.PROCESSOR, hugging_face.processor_of(model.spec))
     write_json(folder / CONFIG, whole)
     write_text(folder / "README.md", model_card(config))
-    return folder
 
 
 def with_network(config: JsonTable, model: Any) -> JsonTable:
@@ -194,7 +219,7 @@ def open_folder(folder: str | Path) -> Folder:
     path = Path(folder)
     if not path.is_dir():
         path = fetch_folder(folder)
-    return Folder(path, shared=hub_cache(path))
+    return Folder(path, shared=hub_cache(path)).see_newer()
 
 
 def must_hold(opened: Folder, names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from usfan.errors import ArtifactError, ConfigError, UsfanError, option, printab
 from usfan.files import (
     MOST_YAML,
     Folder,
+    finish_writing,
     must_be_writable,
     parse_json,
     read_in,
@@ -65,10 +66,11 @@ def lock_folder(folder: Folder) -> int:
 
 
 @contextlib.contextmanager
-def folder_lock(path: Path) -> Iterator[None]:
-    """Only this process writes to the folder; what killed writers left in it is removed."""
+def folder_lock(path: Path, command: str) -> Iterator[None]:
+    """Only this process writes to the folder of a study or of the demo; what killed writers left in it is removed."""
     must_be_writable(path)
     with Folder(path, create=True) as folder:
+        check_study_folder(folder, command)
         lock = lock_folder(folder)
         try:
             for place, names, _, inner in os.fwalk(".", dir_fd=folder.fd):  # follows no link
@@ -81,6 +83,20 @@ def folder_lock(path: Path) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
+
+
+def check_study_folder(folder: Folder, command: str) -> None:
+    """Raise unless the folder is empty, or this command began it. The demo and the digits have no settings there."""
+    config = read_config_in(folder)
+    if config is None:
+        is_used = any(not name.startswith(".") for name in folder.names())
+        belongs = not is_used or (command != "study" and folder.kind(".lock") == "a file")
+    else:
+        belongs = config.get("command") == command
+    if not belongs:
+        raise ConfigError(
+            f"{folder.path} is not empty, and usfan {command} did not make it: choose another {option('out')}"
+        )
 
 
 def mend_log(folder: Folder) -> None:
@@ -168,12 +184,13 @@ class RunFolder:
         """Refuse a folder with other content; else write the settings."""
         before = read_config_in(self.folder)
         content = [name for name in self.folder.names() if not name.startswith(".")]
-        if before is None and content and not resume:
+        if before is None and content:
             raise ConfigError(
                 f"{self.path} is not empty and is not a run folder: choose another {option('run')}"
             )
         if before is not None:
             self._check_same_run(before, resume)
+        finish_writing(self.folder)
         remove_parts_of(self.folder.fd)
         if self.folder.kind(CHECKPOINTS) != "missing":
             with self.folder.inner(CHECKPOINTS) as inner:

@@ -12,10 +12,12 @@ import importlib
 import json
 import logging
 import os
+import secrets
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ PATIENCE = 10.0
 """Seconds until a file that a worker wrote must be there: network disks show it late."""
 OBJECT_STORE = 80 << 20
 """Bytes of shared memory of a local Ray. Rows are small."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Environment of a Ray that listens on the loopback address only, on every system."""
 
 
 def cells_on_ray(study: Suite) -> Iterator[tuple[Row, bool]]:
@@ -109,36 +113,66 @@ def check_resource(
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray at an address. A connection that this process has already is used, and stays."""
+    """Ray at an address, whose answers are code. A connection that this process has already is used, and stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send figures on its use
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        ray = importlib.import_module("ray")
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"{option('ray')} needs Ray, which is not installed: pip install 'usfan[cluster]'"
-        ) from None
-    if ray.is_initialized():
-        yield ray
-        return
-    check_address(address)
+    options: Mapping[str, object] = {}
+    with contextlib.ExitStack() as stack:
+        if address == LOCAL:
+            options = stack.enter_context(private_ray())
+        try:
+            ray = importlib.import_module("ray")
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f"{option('ray')} needs Ray, which is not installed: pip install 'usfan[cluster]'"
+            ) from None
+        if ray.is_initialized():
+            yield ray
+            return
+        check_address(address)
+        connect(ray, address, options)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def connect(ray: Any, address: str, options: Mapping[str, object]) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address == LOCAL:
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, **options)
+        ray.init(address=address, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = printable(" ".join(str(error).split()), 300)
         raise ConfigError(f"{option('ray', address)}: cannot connect ({reason})") from None
     finally:  # Ray takes SIGTERM for itself
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def private_ray() -> Iterator[dict[str, object]]:
+    """Options of a Ray on this machine that nobody else can reach: it listens on the loopback address, wants a token
+    that only its processes know, and works in a folder of the user's."""
+    environment = {**LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in (*environment, "RAY_AUTH_MODE")}
+    os.environ.update(environment)
+    os.environ.pop("RAY_AUTH_MODE", None)  # empty, it would mean that no token is needed
     try:
-        yield ray
+        # Sockets must have short paths. Ray opens its folder for all users, but not the one around it.
+        with tempfile.TemporaryDirectory(
+            prefix="usfan-", dir="/tmp", ignore_cleanup_errors=True
+        ) as folder:
+            yield {
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE,
+                "_temp_dir": f"{folder}/ray",
+            }
     finally:
-        ray.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def check_address(address: str) -> None:

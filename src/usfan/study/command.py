@@ -32,7 +32,7 @@ def reproduce(
             f"reproduce {name} without {option('data')} takes methods, seeds and out only; got "
             f"{', '.join(sorted(settings))}"
         )
-    with folder_lock(out):
+    with folder_lock(out, "reproduce"):
         if name == "toy":
             run_toy(seeds, out=out, methods=methods)
         else:
@@ -58,5 +58,5 @@ def run_suite(
     from usfan.study.suite import Suite
 
     suite = Suite.open(name, settings, out, runtime, computing)
-    with folder_lock(out):
+    with folder_lock(out, "study" if name is None else "reproduce"):
         suite.run(cells_on_ray if suite.computing.ray else None)
