@@ -174,4 +174,5 @@ def test_a_model_on_the_hub(model, folder, monkeypatch):
     )
     assert_same(SourceModel.load("me/mine"), model)
     assert asked["repo"] == "me/mine"
-    assert set(asked["allow_patterns"]) == {"*config.json", "*.safetensors"}
+    patterns = {"*config.json", "*.safetensors", "*.safetensors.index.json"}
+    assert set(asked["allow_patterns"]) == patterns

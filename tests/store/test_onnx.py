@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def test_without_a_bias_and_other_settings(tmp_path):
     from usfan.store.onnx import export_onnx
 
     model = tiny_model("lenet", head_bias=False)
+    model.spec = dataclasses.replace(model.spec, resampling="bicubic-crop")
     model.temperature = 1.0
     model.samples = 33
     path = tmp_path / "new" / "model.onnx"
@@ -148,7 +150,7 @@ def test_a_graph_that_disagrees_is_not_written(tmp_path, monkeypatch):
 
     model = tiny_model("lenet")
     monkeypatch.setattr(
-        onnx, "resized_to", lambda pixels, size: pixels[..., : size[0], : size[1]] * 0.5
+        onnx, "resized_to", lambda pixels, size, _: pixels[..., : size[0], : size[1]] * 0.5
     )
     with pytest.raises(RuntimeError, match="onnxruntime and predict differ by"):
         onnx.export_onnx(model, tmp_path / "model.onnx")
@@ -166,19 +168,22 @@ def test_the_hash_is_of_the_weights_and_the_names():
     assert model_hash(tiny_model("lenet", seed=1)) != first
 
 
+@pytest.mark.parametrize("resampling", ["bilinear", "bicubic", "bilinear-crop", "bicubic-crop"])
 @pytest.mark.parametrize("size", [(300, 400), (57, 33), (64, 64), (1, 500), (500, 1)])
-def test_resizing_is_pillows(size):
+def test_resizing_is_pillows(size, resampling):
     from PIL import Image
 
+    from usfan.data.decoding.decode import squared
+    from usfan.data.views import InputSpec, centre
     from usfan.store.onnx import resized
 
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    picture = Image.fromarray(pixels)
-    expected = np.asarray(picture.resize((64, 64), Image.Resampling.BILINEAR), dtype=int)
-    found = resized(planes, 64)[0].permute(1, 2, 0).numpy().astype(int)
-    assert np.abs(found - expected).max() <= 1
-    assert (found != expected).mean() < 0.005
+    expected = np.asarray(squared(Image.fromarray(pixels), 64, resampling), dtype=int)
+    result = centre(resized(planes, InputSpec(size=64, resize=64, resampling=resampling)), 64)
+    result = result[0].permute(1, 2, 0).numpy().astype(int)
+    assert np.abs(result - expected).max() <= 1
+    assert (result != expected).mean() < 0.01
 
 
 def test_a_package_that_is_not_installed(model, tmp_path, monkeypatch):

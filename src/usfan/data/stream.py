@@ -34,7 +34,8 @@ def stream(
     """Yield (LongTensor[B] positions in `data`, uint8 B×C×size×size), in order.
 
     Images are squashed to size×size, or cropped to it (`InputSpec.resampling`). All batches but the last are full.
-    Unreadable images are left out and noted in `data.unreadable`; with `data.strict` the first one is raised. It is an error if none can be read.
+    Unreadable images are left out and noted in `data.unreadable`; with `data.strict` the first one is raised. It is
+    an error if none can be read.
     Files are decoded by `workers` processes (None: one per core, at most 8, one for small sets; 0: in this process,
     where a file that stalls its decoder is not stopped).
     Arrays and dataset objects are always read in this process: they cannot be handed to another without copying them.

@@ -122,8 +122,8 @@ def normalise(pixels: Tensor, spec: InputSpec) -> Tensor:
 
 def centre(pixels: Tensor, size: int) -> Tensor:
     """The middle size×size of each picture."""
-    low = (pixels.shape[-1] - size) // 2
-    return pixels[..., low : low + size, low : low + size]
+    top, left = ((side - size) // 2 for side in pixels.shape[-2:])
+    return pixels[..., top : top + size, left : left + size]
 
 
 def test_view(pixels: Tensor, spec: InputSpec) -> Tensor:

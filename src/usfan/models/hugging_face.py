@@ -28,9 +28,9 @@ from usfan.tensor_file import read_tensors
 PROCESSOR = "preprocessor_config.json"
 COUNTS = ("layer", "depth", "block", "stage")
 """Parts of the names of settings that count layers."""
+NAMES = ("id2label", "label2id", "num_labels")
 REMOTE = ("auto_map", "quantization_config", "_name_or_path", "_attn_implementation")
 """Settings of config.json that name code, another format or a place."""
-CACHED_FILES = ("config.json", PROCESSOR)
 
 
 class LogitsOf(nn.Module):
@@ -103,18 +103,14 @@ def input_of(network: Any) -> InputSpec | None:
     folder = Path(place)
     if place and not folder.is_dir():
         with contextlib.suppress(ValueError):  # no Hub id
-            files = [try_to_load_from_cache(place, name) for name in CACHED_FILES]
-            if all(isinstance(file, str) for file in files):
-                folder = Path(str(files[1])).parent
+            folder = Path(str(try_to_load_from_cache(place, PROCESSOR))).parent
     if not place or not (folder / PROCESSOR).is_file():
         return None
     try:
-        processor = library().AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        loader = library().AutoImageProcessor
+        return spec_of(loader.from_pretrained(folder, local_files_only=True))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder / PROCESSOR}: {printable(first_line(error), 200)}"
-        ) from error
-    return spec_of(processor)
+        raise ConfigError(f"{folder / PROCESSOR}: {first_line(error)}") from error
 
 
 def spec_of(processor: Any) -> InputSpec:
@@ -123,19 +119,13 @@ def spec_of(processor: Any) -> InputSpec:
     size = dict(values["size"])
     kernel = Resampling(int(values.get("resample", Resampling.BILINEAR))).name.lower()
     keeps_proportions = "shortest_edge" in size
-    resize = size.get("shortest_edge") or size.get("height")
+    resize = int(size.get("shortest_edge") or size.get("height") or 0)
     cut = dict(values.get("crop_size") or {}).get("height", resize)
     cut = cut if values.get("do_center_crop") else resize
     if values.get("crop_pct") and keeps_proportions:
-        keeps_proportions = (
-            resize < 384
-        )  # as ConvNeXt's processor has it: larger images are squashed
+        keeps_proportions = resize < 384  # ConvNeXt's processor squashes larger images
         resize = int(resize / values["crop_pct"]) if keeps_proportions else resize
-    if (
-        resize is None
-        or size.get("width", resize) != size.get("height", resize)
-        or cut > resize
-    ):
+    if size.get("width") != size.get("height") or not 0 < cut <= resize:
         raise ConfigError(
             f"the image processor prepares images of {size}, and usfan takes square ones: pass spec=usfan.InputSpec(…)"
         )
@@ -152,7 +142,7 @@ def spec_of(processor: Any) -> InputSpec:
     return InputSpec(
         len(mean),
         int(cut),
-        int(resize),
+        resize,
         mean,
         std,
         resampling=f"{kernel}-crop" if keeps_proportions else kernel,
@@ -181,14 +171,11 @@ def processor_of(spec: InputSpec) -> dict[str, Any]:
 
 
 def config_of(network: Any) -> dict[str, Any]:
-    """config.json of a network, as `save_pretrained` writes it, for an architecture that loads again."""
+    """config.json of a network, as `save_pretrained` writes it, without the names of its classes."""
     values: dict[str, Any] = network.config.to_diff_dict()
     values["architectures"] = [type(network).__name__]
     values["dtype"] = "float32"
-    names = {int(number): str(name) for number, name in network.config.id2label.items()}
-    values["id2label"] = {str(number): name for number, name in names.items()}
-    values["label2id"] = {name: number for number, name in names.items()}
-    return {name: value for name, value in values.items() if name not in REMOTE}
+    return {name: value for name, value in values.items() if name not in (*REMOTE, *NAMES)}
 
 
 def is_saved_network(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from usfan.data.views import InputSpec, statistics
+from usfan.data.views import InputSpec, centre, statistics
 from usfan.errors import UsfanError
 from usfan.files import whole_file
 from usfan.maths.objectives import certainty_weights
@@ -82,7 +82,7 @@ class PhotographGraph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         spec = self.model.spec
         pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        outputs = self.outputs(middle(resized(pixels, spec), spec.size))
+        outputs = self.outputs(centre(resized(pixels, spec), spec.size))
         certainty = certainty_weights(outputs.posterior_probs)
         unknown = certainty > 2.0  # never
         rule = getattr(self.model, "unknown_rule", None)
@@ -97,24 +97,17 @@ def resized(pixels: Tensor, spec: InputSpec) -> Tensor:
     along the columns."""
     kernel, _, crop = spec.resampling.partition("-")
     height, width = pixels.shape[2:]
-    tall = wide = spec.resize
+    size = (spec.resize, spec.resize)
     if crop:
-        short = torch.sym_min(height, width)
-        tall = spec.resize * height // short
-        wide = spec.resize * width // short
-    return resized_to(resized_to(pixels, (height, wide), kernel), (tall, wide), kernel)
+        short: Any = torch.sym_min(height, width)
+        size = (spec.resize * height // short, spec.resize * width // short)
+    return resized_to(resized_to(pixels, (height, size[1]), kernel), size, kernel)
 
 
 def resized_to(pixels: Tensor, size: tuple[int, int], kernel: str) -> Tensor:
     """Antialiased, rounded to whole pixels."""
     values = nn.functional.interpolate(pixels, size, mode=kernel, antialias=True)
     return torch.floor(values + 0.5).clamp(0, 255)
-
-
-def middle(pixels: Tensor, size: int) -> Tensor:
-    """The middle size×size, as `data.views.centre` cuts it."""
-    top, left = ((side - size) // 2 for side in pixels.shape[2:])
-    return pixels[..., top : top + size, left : left + size]
 
 
 @shielded

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -30,11 +30,16 @@ from usfan.training.source import fit_posterior
 from usfan.uncertainty.base import FitSettings
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
-ImageProcessor = Any
-"""An image processor of `transformers`, which need not be installed."""
 Progress = Callable[[int], None] | None
 """Called with the number of images of each batch that has passed."""
 log = logging.getLogger(__name__)
+
+
+class ImageProcessor(Protocol):
+    """An image processor of `transformers`, which need not be installed."""
+
+    def to_dict(self) -> dict[str, object]: ...
+
 
 SMALL = 128
 """Square pictures up to this side are not enlarged for a module whose input is unknown."""

@@ -1,9 +1,9 @@
 """The process that decodes: started by `pool`, it reads jobs and answers with pixels.
 
 A job is a line of JSON, {"paths": […], "size": S, "channels": C, "resampling": R}. For each path it answers with the
-C·S·S bytes of the picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It loads neither torch
-nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it cannot outlive its
-parent.
+C·S·S bytes of the picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It
+loads neither torch nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it
+cannot outlive its parent.
 
 A file has `SECONDS` of CPU time (a busy machine does not count) and `MEMORY` bytes: small files can ask for much. The
 system ends the process that uses more time, in whatever loop it is.
