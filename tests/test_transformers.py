@@ -99,12 +99,26 @@ def test_usfan_and_pipeline_agree_before_and_after_saving(kind, tmp_path, photog
     assert loaded.spec == model.spec
 
 
-def test_a_folder_of_transformers_to_an_adapted_model_that_pipeline_runs(tmp_path, capsys):
+def train(module, prepare, folder):
+    """A few steps in plain transformers code."""
+    paths = sorted(folder.rglob("*.png"))
+    pixels = prepare([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
+    labels = torch.tensor([NAMES.index(path.parent.name) for path in paths])
+    optimiser = torch.optim.Adam(module.parameters(), 1e-2)
+    for _ in range(20):
+        optimiser.zero_grad()
+        module.train()(pixel_values=pixels, labels=labels).loss.backward()
+        optimiser.step()
+    return module.eval()
+
+
+@pytest.mark.parametrize("kind", ["ResNet", "ViT"])
+def test_a_folder_of_transformers_to_an_adapted_model_that_pipeline_runs(kind, tmp_path):
     data = class_folder(tmp_path / "studio", images=6)
     street = class_folder(tmp_path / "street", images=6, domain=1)
     start = tmp_path / "start"
-    network("ResNet").save_pretrained(start)
-    processor("ResNet").save_pretrained(start)
+    train(network(kind), processor(kind), data).save_pretrained(start)
+    processor(kind).save_pretrained(start)
     assert command("posterior", start, data, "--out", tmp_path / "source", *TINY) == 0
     options = ("--method", "u-sfan", "--epochs", 2, "--guard", "off", "--lr", 0.1)
     run = tmp_path / "run"
@@ -117,7 +131,7 @@ def test_a_folder_of_transformers_to_an_adapted_model_that_pipeline_runs(tmp_pat
     before = usfan.SourceModel.load(tmp_path / "source").predict(paths).probs
     assert (before - probs).abs().max() > 1e-3  # it was adapted
     assert command("report", run) == 0
-    assert "ResNetForImageClassification" in (run / "report.html").read_text()
+    assert f"{kind}ForImageClassification" in (run / "report.html").read_text()
 
 
 def test_the_labels_of_the_model_or_else_of_the_data_are_its_classes(tmp_path, photographs):
