@@ -131,7 +131,7 @@ def _pictures(
     else:
         for i in range(len(images)):
             try:
-                picture = planes(squared(images.picture(i, channels), size))
+                picture = planes(squared(images.picture(i, channels, size), size))
             except UnreadableImage as error:
                 yield error.reason
             else:
