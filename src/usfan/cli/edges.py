@@ -7,7 +7,7 @@ import os
 import pkgutil
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,35 @@ def save_posterior(
         log_skipped(run, images)
     run.save_metrics(figures)
     print_metrics(figures, f"{run.path}: posterior")
+
+
+def answer_stream(
+    model: SourceModel,
+    parts: Iterable[ImageData],
+    out: str | None,
+    coverage: float | None,
+    runtime: Runtime,
+    progress: Callable[[int], None],
+    json_lines: bool,
+) -> int:
+    """Predictions for images that come part by part, to a table or to standard output; gives their number."""
+    from usfan.files import whole_file
+    from usfan.metrics.predictions import open_table, prediction_records, write_records
+
+    is_stream = isinstance(parts, Iterator)
+
+    def records() -> Iterator[dict[str, Any]]:
+        for images in parts:
+            total = 1 if is_stream else None  # how many will come, nobody knows
+            yield from prediction_records(
+                model, images, runtime=runtime, total=total, progress=progress
+            )
+            say_skipped(images)
+
+    if out is None:
+        return write_records(records(), sys.stdout, coverage, json_lines=json_lines)
+    with whole_file(Path(out), follow=True) as table, open_table(table) as file:
+        return write_records(records(), file, coverage, json_lines=json_lines)
 
 
 @contextlib.contextmanager
