@@ -223,7 +223,7 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(tmp_path):
         picture.save(tmp_path / name, exif=turned)
     jpeg = decode.decode_file(str(tmp_path / "a.jpg"), 3, 64)
     whole = decode.decode_file(str(tmp_path / "b.png"), 3, 64)
-    assert jpeg.size == (150, 200)
+    assert jpeg.size == (300, 400)
     assert whole.size == (600, 800)
     assert decode.decode_file(str(tmp_path / "a.jpg"), 3, 200).size == (600, 800)
     small, exact = (np.asarray(decode.squared(image, 64), float) for image in (jpeg, whole))

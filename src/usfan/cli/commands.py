@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from usfan.cli import flags
 from usfan.config import RuntimeConfig, TrainConfig, make_config
-from usfan.errors import ConfigError
 from usfan.uncertainty.registry import UNCERTAINTIES
 
 if TYPE_CHECKING:
@@ -267,8 +266,8 @@ def predict(
     """
     from usfan.cli.edges import (
         answer_stream,
+        check_table,
         load_model,
-        must_be_a_file,
         open_runtime,
         say_skipped,
     )
@@ -276,17 +275,8 @@ def predict(
     from usfan.metrics.predictions import write_predictions
     from usfan.progress import bar, say
 
-    if out is not None:
-        must_be_a_file(Path(out), "--out")
-    elif not json:
-        raise ConfigError(
-            "--out is missing: name the file to write, or print the predictions with --json (see --help)"
-        )
-    if coverage is not None and not 0 < coverage <= 1:
-        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
     is_stream = data == ["-"]
-    if resume and (out is None or is_stream):
-        raise ConfigError("--resume needs --out, and images that are named again")
+    check_table(out, coverage, json=json, resume=resume, is_stream=is_stream)
     images = None if is_stream else open_inputs(data, root=root, strict=strict)
     classifier = load_model(model, module, uncertainty)
     runtime = open_runtime(computing)
@@ -297,15 +287,10 @@ def predict(
             parts = [images] if images else open_stream(root=root, strict=strict)
             count = answer_stream(classifier, parts, out, coverage, runtime, progress, json)
         else:
+            options = {"json_lines": json, "resume": resume}
+            table = Path(out)
             count = write_predictions(
-                Path(out),
-                classifier,
-                images,
-                coverage,
-                runtime,
-                progress,
-                json_lines=json,
-                resume=resume,
+                table, classifier, images, coverage, runtime, progress, **options
             )
             say_skipped(images)
     if out is not None:

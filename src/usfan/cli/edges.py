@@ -152,6 +152,22 @@ def save_posterior(
     print_metrics(figures, f"{run.path}: posterior")
 
 
+def check_table(
+    out: str | None, coverage: float | None, *, json: bool, resume: bool, is_stream: bool
+) -> None:
+    """Whether `predict` can write what it is to write."""
+    if out is not None:
+        must_be_a_file(Path(out), "--out")
+    elif not json:
+        raise ConfigError(
+            "--out is missing: name the file to write, or print the predictions with --json (see --help)"
+        )
+    if coverage is not None and not 0 < coverage <= 1:
+        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
+    if resume and (out is None or is_stream):
+        raise ConfigError("--resume needs --out, and images that are named again")
+
+
 def answer_stream(
     model: SourceModel,
     parts: Iterable[ImageData],

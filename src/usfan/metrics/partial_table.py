@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from usfan.errors import ConfigError
+from usfan.errors import ConfigError, UsfanError
 from usfan.files import Folder
 
 BATCH = 64
@@ -72,7 +72,7 @@ class PartialTable:
 
 @contextlib.contextmanager
 def partial_table(out: Path, job: str, *, resume: bool) -> Iterator[PartialTable]:
-    """The rows of the table `out` so far. They go once the block ends without an error."""
+    """The rows of the table `out` so far. They stay only if the block is interrupted, or the machine is at fault."""
     name = f"{out.name}.part"
     with Folder(out.parent, create=True) as folder, contextlib.ExitStack() as stack:
         try:
@@ -80,5 +80,10 @@ def partial_table(out: Path, job: str, *, resume: bool) -> Iterator[PartialTable
         except BlockingIOError:
             raise ConfigError(f"another process writes {out}: name another file") from None
         with folder.in_place(name, append=False) as file:
-            yield PartialTable(file, f"{out}.part", job, resume=resume)
+            table = PartialTable(file, f"{out}.part", job, resume=resume)
+            try:
+                yield table
+            except UsfanError:  # it would come again
+                folder.remove(name)
+                raise
         folder.remove(name)

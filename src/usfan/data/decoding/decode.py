@@ -53,9 +53,9 @@ MAX_SIDE = 65_535
 MAX_BYTES = 2**29
 """512 MiB: the largest file that is read."""
 
-ROOM = 2
-"""A JPEG may be decoded at a part of its size that leaves so many pixels for one: fewer would blur what resizing
-keeps."""
+ROOM = 4
+"""A JPEG may be decoded at a part of its size that leaves so many pixels for one, each way. With 2, three labels of
+2,000 photographs changed, and probabilities moved by up to 0.06; with 4, none of 192, and by up to 0.004."""
 MAX_SCANS = 200
 MAX_SCANNED = 2**31
 """Scans of a JPEG, and scans × pixels: 32 over the largest picture. Encoders make 10 to 20."""
