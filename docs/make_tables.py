@@ -755,6 +755,7 @@ TABLES = {
     "cpu-summary": functools.partial(
         suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "
     ),
+    "inference": functools.partial(suite_table, "inference"),
     "guard-summary": guard_summary_table,
     "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
     "uncertainties-open": functools.partial(uncertainties_table, "open"),

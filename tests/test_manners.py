@@ -283,8 +283,9 @@ def test_an_error_restores_the_state(world):
 
 
 def test_every_public_call_is_shielded():
-    """A new public function is either called above, or changes nothing because it only computes on tensors."""
-    pure = {"information_maximization"}
+    """A new public function is either called above, or changes nothing because it only computes on tensors; one is
+    there to change the process."""
+    pure = {"information_maximization", "keep_freed_memory"}
     functions = {name for name in usfan.__all__ if inspect.isfunction(getattr(usfan, name))}
     assert functions - pure - {"run_study"} <= CALLS.keys()
     for name in functions - pure:

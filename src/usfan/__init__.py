@@ -36,6 +36,7 @@ _WHERE = {
     "Context": "usfan.adaptation.terms.term",
     "Outputs": "usfan.maths.outputs",
     "Batch": "usfan.engine.loop",
+    "keep_freed_memory": "usfan.engine.runtime",
     "ArtifactError": "usfan.errors",
     "ConfigError": "usfan.errors",
     "DataError": "usfan.errors",

@@ -71,7 +71,10 @@ class RuntimeConfig(Config):
     device: str = choice("auto", "cpu", "cuda")
     """auto, cpu or cuda."""
     precision: str = choice("auto", "32", "bf16")
-    """auto (bf16 on a GPU, 32 on a CPU), 32 or bf16."""
+    """auto (bf16 on a GPU and in OpenVINO, else 32), 32 or bf16."""
+    engine: str = choice("auto", "torch", "openvino")
+    """What computes features without a gradient: torch, openvino (of usfan[fast], on a CPU), or auto (openvino for long
+    passes, if it is installed and agrees with torch)."""
     compile: str = choice("auto", "graph", "on", "off")
     """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;
     compiling takes a minute or more), or auto (graph; on for long runs)."""

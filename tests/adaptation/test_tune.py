@@ -217,7 +217,8 @@ def test_several_processes_compute_their_own_features(source):
     runtime = start_runtime(None)
     store = engine_store(squares(), source.spec, runtime)
     whole = features_of(source.classifier, store, source.spec, runtime).values
-    from usfan.engine.features import BackboneAlone, fill, passing
+    from usfan.engine.features import BackboneAlone, fill
+    from usfan.engine.inference import torch_pass
 
     alone = BackboneAlone(source.classifier.backbone, channels_last=False).eval()
 
@@ -225,7 +226,7 @@ def test_several_processes_compute_their_own_features(source):
         def total(self, values):
             return values
 
-    with passing(alone, source.spec, runtime) as through:
+    with torch_pass(alone, source.spec, runtime) as through:
         parts = [
             fill(through, store, Pair(runtime.device, rank=rank, world=2), whole.shape[1])
             for rank in (0, 1)

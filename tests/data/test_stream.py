@@ -202,10 +202,10 @@ def kill_on(name: str, action: str) -> str:
     return textwrap.dedent(f"""
         import os, time, usfan.data.decoding.process as process
         decode = process.decode_file
-        def deadly(path, channels):
+        def deadly(path, channels, side):
             if path.endswith({name!r}):
                 {action}
-            return decode(path, channels)
+            return decode(path, channels, side)
         process.decode_file = deadly
         process.main()
     """)

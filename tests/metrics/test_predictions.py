@@ -15,7 +15,7 @@ import usfan
 from tiny_models import tiny_model
 from usfan.data.decoding import decode
 from usfan.data.sources import open_inputs
-from usfan.errors import DataError
+from usfan.errors import ConfigError, DataError
 from usfan.metrics.predictions import COLUMNS, as_json, prediction_records, write_predictions
 
 
@@ -172,3 +172,59 @@ def test_only_plain_jpegs_are_decoded_smaller(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
     with pytest.raises(decode.UnreadableImage, match="too large: 40x30"):
         decode.decode_file(str(tmp_path / "a.jpg"))
+
+
+def test_an_interrupted_table_is_continued(model, tmp_path):
+    """Killed after 100 images, and in the middle of a line: every image has one row, with the same figures."""
+    rng = np.random.default_rng(1)
+    for i in range(150):
+        path = tmp_path / "photos" / f"{i:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    (tmp_path / "photos" / "070.png").write_bytes(b"no picture")
+    photos = str(tmp_path / "photos")
+    whole = tmp_path / "whole.csv"
+    write_predictions(whole, model, open_inputs([photos]))
+    out = tmp_path / "table.csv"
+    part = tmp_path / "table.csv.part"
+
+    def kill(count):
+        kill.seen += count
+        if kill.seen == 140:
+            raise KeyboardInterrupt
+
+    kill.seen = 0
+    with pytest.raises(KeyboardInterrupt):
+        write_predictions(out, model, open_inputs([photos]), progress=kill)
+    assert not out.exists()
+    with open(part, "ab") as file:
+        file.write(b'{"path": "cut o')
+    passed = []
+    data = open_inputs([photos])
+    write_predictions(out, model, data, progress=passed.append, resume=True)
+    assert out.read_bytes() == whole.read_bytes()
+    assert sum(passed) == 150
+    assert not part.exists()
+
+    kill.seen = 0
+    with pytest.raises(KeyboardInterrupt):
+        write_predictions(out, model, open_inputs([photos]), progress=kill)
+    with pytest.raises(ConfigError, match="other images"):
+        write_predictions(out, model, data.subset(range(149)), resume=True)
+    with pytest.raises(ConfigError, match="another model"):
+        write_predictions(out, tiny_model("dtn"), data, resume=True)
+
+
+def test_large_jpegs_are_decoded_at_a_part_of_their_size(tmp_path):
+    picture = Image.linear_gradient("L").resize((800, 600)).convert("RGB")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name in ("a.jpg", "b.png"):
+        picture.save(tmp_path / name, exif=turned)
+    jpeg = decode.decode_file(str(tmp_path / "a.jpg"), 3, 64)
+    whole = decode.decode_file(str(tmp_path / "b.png"), 3, 64)
+    assert jpeg.size == (300, 400)
+    assert whole.size == (600, 800)
+    assert decode.decode_file(str(tmp_path / "a.jpg"), 3, 200).size == (600, 800)
+    small, exact = (np.asarray(decode.squared(image, 64), float) for image in (jpeg, whole))
+    assert abs(small - exact).mean() < 1

@@ -107,7 +107,6 @@ ALLOWED = {
     "store/run_folder.py rmdir": "what this run made itself",
     "store/run_folder.py unlink": "what this run made itself",
     "store/run_folder.py SummaryWriter": "TensorBoard names its file by time, machine and process",
-    "cli/commands.py read_text": "the table that `predict --json` has just written to a temporary folder",
     "cli/ending.py os.open": "/dev/null",
     "cli/ending.py os.fdopen": "standard error",
 }

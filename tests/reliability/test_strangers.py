@@ -401,7 +401,7 @@ def test_a_decoder_that_takes_long_is_ended_for_few_images_too(tmp_path, monkeyp
     Image.new("L", (8, 8)).save(tmp_path / "slow.png")
     code = (
         "from usfan.data.decoding import process\nprocess.SECONDS = 0.3\nreal = process.decode_file\n"
-        "def slow(path, channels):\n    while 'slow' in path: pass\n    return real(path, channels)\n"
+        "def slow(path, channels, side):\n    while 'slow' in path: pass\n    return real(path, channels, side)\n"
         "process.decode_file = slow\nprocess.main()"
     )
     monkeypatch.setattr(pool, "_CODE", code)
@@ -418,7 +418,7 @@ def test_a_decoder_has_limited_memory(tmp_path, monkeypatch):
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     code = (
         "from usfan.data.decoding import process\n"
-        "def large(path, channels): bytearray(3 << 30)\nprocess.decode_file = large\nprocess.main()"
+        "def large(path, channels, side): bytearray(3 << 30)\nprocess.decode_file = large\nprocess.main()"
     )
     monkeypatch.setattr(pool, "_CODE", code)
     with pytest.raises(DataError, match="not enough memory"):

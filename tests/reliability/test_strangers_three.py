@@ -24,7 +24,7 @@ from usfan.config import RuntimeConfig
 from usfan.data.few_labels import few_labels
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.features import BackboneAlone, features_of, open_cache
 from usfan.engine.runtime import start_runtime
 from usfan.errors import ArtifactError, ConfigError, DataError
 from usfan.files import parse_yaml, written_together
@@ -223,8 +223,11 @@ def test_a_network_does_not_get_the_features_of_another(kind, tmp_path):
         torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)
         assert torch.equal(features_of(alone, store, spec, runtime).values, first)
     assert len(list(tmp_path.glob("*.rows"))) == 2
-    features_of(alone, store, spec, runtime, engine="another")
-    assert len(list(tmp_path.glob("*.rows"))) == 3
+    caches = [
+        open_cache(["weights"], store, spec, runtime, 4, engine)
+        for engine in ("torch", "openvino")
+    ]
+    assert caches[0].key != caches[1].key
 
 
 # 4: folders that are not usfan's

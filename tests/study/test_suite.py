@@ -264,7 +264,7 @@ def test_a_study_is_not_mixed_with_another(digits, tmp_path, capsys):
         "--lr",
         0.5,
     )
-    assert "other settings (adapt)" in line
+    assert "other settings (adapt: lr none, not 0.5)" in line
 
 
 def test_cells_of_other_defaults_are_not_mixed_with_new_ones(digits, tmp_path, capsys):
@@ -296,12 +296,12 @@ def test_cells_of_other_defaults_are_not_mixed_with_new_ones(digits, tmp_path, c
         *FAST,
         *once,
     )
-    assert "other settings (u-sfan+)" in refused(capsys, *again)
+    assert "other settings (u-sfan+: " in refused(capsys, *again)
     assert (
         reproduce("digits", digits, out, "--methods", "shot", "--pairs", "M-U", "--epochs", 4)
         == 0
     )
-    assert "other settings (u-sfan+)" in refused(
+    assert "other settings (u-sfan+: " in refused(
         capsys, *again
     )  # a run of the other method does not hide it
     (out / "study.json").write_text("[]")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -339,6 +337,7 @@ def predict(
     out: str | None = None,
     json: bool = False,
     coverage: float | None = None,
+    resume: bool = False,
     uncertainty: Uncertainty = "auto",
     root: str | None = None,
     strict: bool = False,
@@ -348,38 +347,42 @@ def predict(
     """Write a table of predictions: path, label, confidence, entropy, weight, unknown, error.
 
     Args:
-        data: Photographs, folders and list files; - reads paths from standard input, one per line.
+        data: Photographs, folders and list files; - reads paths from standard input, one per line, and answers as
+            they come.
         out (FILE): Output file (required, unless --json prints the predictions).
         json: JSON instead of CSV, one object per line; without --out to standard output.
         coverage: Share of the images that get a label; the others abstain.
+        resume: Continue the table of a run that was interrupted.
     """
-    from usfan.cli.edges import load_model, must_be_a_file, open_runtime, say_skipped
-    from usfan.data.sources import open_inputs
+    from usfan.cli.edges import (
+        answer_stream,
+        check_table,
+        load_model,
+        open_runtime,
+        say_skipped,
+    )
+    from usfan.data.sources import open_inputs, open_stream
     from usfan.metrics.predictions import write_predictions
     from usfan.progress import bar, say
 
-    if out is not None:
-        must_be_a_file(Path(out), "--out")
-    elif not json:
-        raise ConfigError(
-            "--out is missing: name the file to write, or print the predictions with --json (see --help)"
-        )
-    if coverage is not None and not 0 < coverage <= 1:
-        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
-    images = open_inputs(data, root=root, strict=strict)
+    is_stream = data == ["-"]
+    check_table(out, coverage, json=json, resume=resume, is_stream=is_stream)
+    images = None if is_stream else open_inputs(data, root=root, strict=strict)
     classifier = load_model(model, module, uncertainty)
     runtime = open_runtime(computing)
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(out or Path(folder, "table.csv"))
-        with bar("predicting", len(images)) as display:
-            classifier = classifier.to(runtime.device)
-            progress = display.advance
+    classifier = classifier.to(runtime.device)
+    with bar("predicting", None if images is None else len(images)) as display:
+        progress = display.advance
+        if images is None or out is None:
+            parts = [images] if images else open_stream(root=root, strict=strict)
+            count = answer_stream(classifier, parts, out, coverage, runtime, progress, json)
+        else:
+            options = {"json_lines": json, "resume": resume}
+            table = Path(out)
             count = write_predictions(
-                table, classifier, images, coverage, runtime, progress, json_lines=json
+                table, classifier, images, coverage, runtime, progress, **options
             )
-        if out is None:
-            sys.stdout.write(table.read_text(encoding="utf-8"))
-    say_skipped(images)
+            say_skipped(images)
     if out is not None:
         form = "JSON lines" if json else "CSV (--json writes JSON lines)"
         say(f"{out}: {count:,} prediction{'s' * (count != 1)}, as {form}")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,51 @@ def save_posterior(
         log_skipped(run, images)
     run.save_metrics(figures)
     print_metrics(figures, f"{run.path}: posterior")
+
+
+def check_table(
+    out: str | None, coverage: float | None, *, json: bool, resume: bool, is_stream: bool
+) -> None:
+    """Whether `predict` can write what it is to write."""
+    if out is not None:
+        must_be_a_file(Path(out), "--out")
+    elif not json:
+        raise ConfigError(
+            "--out is missing: name the file to write, or print the predictions with --json (see --help)"
+        )
+    if coverage is not None and not 0 < coverage <= 1:
+        raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
+    if resume and (out is None or is_stream):
+        raise ConfigError("--resume needs --out, and images that are named again")
+
+
+def answer_stream(
+    model: SourceModel,
+    parts: Iterable[ImageData],
+    out: str | None,
+    coverage: float | None,
+    runtime: Runtime,
+    progress: Callable[[int], None],
+    json_lines: bool,
+) -> int:
+    """Predictions for images that come part by part, to a table or to standard output; gives their number."""
+    from usfan.files import whole_file
+    from usfan.metrics.predictions import open_table, prediction_records, write_records
+
+    is_stream = isinstance(parts, Iterator)
+
+    def records() -> Iterator[dict[str, Any]]:
+        for images in parts:
+            total = 1 if is_stream else None  # how many will come, nobody knows
+            yield from prediction_records(
+                model, images, runtime=runtime, total=total, progress=progress
+            )
+            say_skipped(images)
+
+    if out is None:
+        return write_records(records(), sys.stdout, coverage, json_lines=json_lines)
+    with whole_file(Path(out), follow=True) as table, open_table(table) as file:
+        return write_records(records(), file, coverage, json_lines=json_lines)
 
 
 @contextlib.contextmanager

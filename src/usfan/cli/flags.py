@@ -310,7 +310,8 @@ else:
     last = fields(EveryCommand, COMPUTING, without=["seed"])
     Device = group(fields(RuntimeConfig, COMPUTING, "device"), every)
     OneProcess = group(
-        fields(RuntimeConfig, COMPUTING, "device", "workers", "cache", "precision"), every
+        fields(RuntimeConfig, COMPUTING, "device", "workers", "cache", "precision", "engine"),
+        every,
     )
     ManyProcesses = group(fields(RuntimeConfig, COMPUTING), last)
     LittleComputing = group(

@@ -1,6 +1,7 @@
 """The pictures of an `ImageData`: in files, in an array, or in a dataset object.
 
-Each kind of `Images` gives a picture, upright, in mode RGB or L (`picture`), names a bad one by its file or place
+Each kind of `Images` gives a picture, upright, in mode RGB or L (`picture`; `side` is that of
+`decode_file`), names a bad one by its file or place
 (`where`), takes some of the pictures (`take`), and digests its content (`digest`), which keys the cache.
 
 Arrays and tensors are N×H×W, N×H×W×C or N×C×H×W with C = 1 or 3; uint8, or floats in [0, 1].
@@ -54,8 +55,8 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def picture(self, i: int, channels: int) -> Image.Image:
-        return decode_file(self.paths[i], channels)
+    def picture(self, i: int, channels: int, side: int | None = None) -> Image.Image:
+        return decode_file(self.paths[i], channels, side)
 
     def where(self, i: int) -> str:
         return self.paths[i]
@@ -109,7 +110,7 @@ class ArrayImages(SelectedImages):
         super().__init__(name, len(pixels))
         self.pixels = pixels
 
-    def picture(self, i: int, channels: int) -> Image.Image:
+    def picture(self, i: int, channels: int, side: int | None = None) -> Image.Image:
         return convert(Image.fromarray(self.pixels[self.indices[i]]), self.where(i), channels)
 
     def fits(self, size: int, channels: int) -> bool:
@@ -140,7 +141,7 @@ class DatasetImages(SelectedImages):
         self.dataset = dataset
         self.normalisation = normalisation
 
-    def picture(self, i: int, channels: int) -> Image.Image:
+    def picture(self, i: int, channels: int, side: int | None = None) -> Image.Image:
         where = self.where(i)
         try:
             image, _ = image_and_label(self.dataset[int(self.indices[i])])

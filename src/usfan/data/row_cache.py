@@ -34,7 +34,7 @@ from usfan.data.memory import choose_place
 from usfan.errors import ArtifactError
 from usfan.files import Folder, read_in, write_json
 
-VERSION = 3
+VERSION = 4
 """Part of every key: files of another version are not looked at."""
 CHECKED = 64
 """Rows per checksum."""
@@ -69,6 +69,14 @@ class RowCache:
     def size(self, count: int) -> int:
         """Bytes of so many rows."""
         return count * math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self, device: torch.device) -> Tensor | None:
+        """The rows that an earlier run cached; None if there are none."""
+        if not self.folder.is_dir():
+            return None
+        with Folder(self.folder) as folder:
+            rows = self._read(folder, device)
+        return None if rows is None else rows[0]
 
     def read_or_build(
         self,

@@ -18,6 +18,7 @@ from usfan.data import folders, lists
 from usfan.data.datasets import read_dataset
 from usfan.data.decoding.decode import is_image_name, one_line, to_tensor
 from usfan.data.images import ArrayImages, Content, FileImages, Images, image_array
+from usfan.data.incoming import incoming
 from usfan.data.labels import (
     ClassNames,
     Labels,
@@ -310,27 +311,38 @@ def open_inputs(
 
     A missing photograph stays in the list, and its row says so. A missing folder or list is an error.
     """
+    names: list[str] = []
+    for path in inputs:
+        names += (
+            [line for lines in incoming(sys.stdin) for line in lines] if path == "-" else [path]
+        )
+    images = open_files(names, root=root, strict=strict)
+    paths = images.paths or []
+    if not any(os.path.isfile(path) for path in paths):
+        raise DataError(f"no such image: {some(paths)}")
+    return images
+
+
+def open_stream(*, root: str | None = None, strict: bool = False) -> Iterator[ImageData]:
+    """The images whose paths come from standard input, some at a time."""
+    lines: list[str] = []
+    for lines in incoming(sys.stdin):
+        yield open_files(lines, root=root, strict=strict)
+    if not lines:
+        raise DataError("no image was given: write paths to standard input")
+
+
+def open_files(names: Sequence[str], *, root: str | None, strict: bool) -> ImageData:
+    """The images of photographs, folders and list files."""
     paths: list[str] = []
-    for path in _expanded(inputs):
+    for path in names:
         if is_image_name(path) and not os.path.isdir(path):
             paths.append(lists.absolute(path))
-            continue
-        paths += ImageData(path, unlabelled=True, root=root).paths or []
+        else:
+            paths += ImageData(path, unlabelled=True, root=root).paths or []
     if not paths:
         raise DataError(
             "no image was given: name photographs, a folder or a list, or write paths to standard input"
         )
-    if not any(os.path.isfile(path) for path in paths):
-        raise DataError(f"no such image: {some(paths)}")
-    name = inputs[0] if len(inputs) == 1 else f"{len(paths)} images"
+    name = names[0] if len(names) == 1 else f"{len(paths)} images"
     return ImageData(FileImages(paths), root=root, name=name, strict=strict)
-
-
-def _expanded(inputs: Iterable[str]) -> Iterator[str]:
-    for path in inputs:
-        if path != "-":
-            yield path
-            continue
-        for line in sys.stdin:
-            if line.strip():
-                yield line.strip("\r\n")

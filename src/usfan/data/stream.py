@@ -134,7 +134,7 @@ def _pictures(
     else:
         for i in range(len(images)):
             try:
-                picture = planes(squared(images.picture(i, channels), size, resampling))
+                picture = planes(squared(images.picture(i, channels, size), size, resampling))
             except UnreadableImage as error:
                 yield error.reason
             else:

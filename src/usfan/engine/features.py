@@ -9,16 +9,10 @@ Shapes: N images, F features of the backbone.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
-import itertools
-import logging
 import math
-import queue
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -26,71 +20,20 @@ from torch import Tensor, nn
 from usfan.data import row_cache
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.passes import (
-    PASS_BATCH,
-    SMALL_PICTURES,
-    faster_laid_out,
-    own_batches,
-    pass_batch,
-)
+from usfan.engine.inference import COMPARED, FeaturePass, engines, feature_pass
+from usfan.engine.inference import BackboneAlone as BackboneAlone
+from usfan.engine.inference import on_features as on_features
+from usfan.engine.passes import PASS_BATCH, own_batches, pass_images
 from usfan.engine.runtime import Runtime
 from usfan.models.backbones import weights_hash
-from usfan.models.classifier import Classifier, plain_layout
+from usfan.models.classifier import Classifier
 from usfan.progress import bar, network_at_work
-from usfan.threads import threads_for, use
-
-log = logging.getLogger(__name__)
-
-PIECE = 16
-"""Images that one thread of a CPU takes at a time: a quarter of the memory of a batch, and the same bits. In pieces of
-8 a convolution adds up in another order."""
+from usfan.threads import threads_for
 
 FORWARD = 1
 """Version of the code between a stored image and its features; part of every key."""
-ENGINE = "torch"
-"""The engine that passes images through a network."""
 PROBES = 3
 """Images whose features are part of the key."""
-
-Pass = Callable[[Store, Tensor], Tensor]
-"""Features of the images of a store at some rows."""
-
-
-class BackboneAlone(nn.Module):
-    """Gives the features of the backbone instead of those of the bottleneck."""
-
-    def __init__(self, backbone: nn.Module, *, channels_last: bool = True) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.channels_last = channels_last
-
-    def extract(self, images: Tensor) -> Tensor:
-        features: Tensor = self.backbone(images)
-        return features
-
-
-@contextlib.contextmanager
-def laid_out(backbone: nn.Module, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
-    """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
-    if runtime.device.type != "cpu" or not faster_laid_out(backbone, spec):
-        yield
-        return
-    backbone.to(memory_format=torch.channels_last)
-    try:
-        yield
-    finally:
-        plain_layout(backbone)
-
-
-def on_features(classifier: Classifier) -> Classifier:
-    """The layers after the backbone as a classifier of its features. They are the same layers: training one trains the
-    other."""
-    light = Classifier.__new__(Classifier)
-    nn.Module.__init__(light)
-    light.backbone = nn.Identity()
-    light.bottleneck = classifier.bottleneck
-    light.head = classifier.head
-    return light
 
 
 @torch.no_grad()
@@ -101,88 +44,42 @@ def features_of(
     runtime: Runtime,
     *,
     weights: str | None = None,
-    engine: str = ENGINE,
 ) -> Store:
     """Test views of every image through the network's backbone, in test mode. `weights` is the hash of the backbone, if
-    the caller has it."""
-    alone = BackboneAlone(network.backbone, channels_last=network.channels_last).eval()
-    with (
-        threads_for(math.inf),
-        laid_out(alone.backbone, spec, runtime),
-        passing(alone, spec, runtime) as through,
-    ):
-        width = int(through(store, torch.zeros(1, dtype=torch.long)).shape[1])
-        if store.key is None or runtime.world > 1:
-            table = fill(through, store, runtime, width)
-        else:
-            probes = through(store, torch.linspace(0, len(store) - 1, PROBES).long())
+    the caller has it. A `Classifier` is a trained one."""
+    alone = BackboneAlone.of(network)
+    sample = store.batch(torch.arange(min(COMPARED, len(store))), runtime.device)
+    with threads_for(math.inf):
+        probes = pass_images(alone, sample[:PROBES], spec, runtime)
+        width = probes.shape[1]
+        caches = {}
+        if store.key is not None and runtime.world == 1:
             weights = weights or weights_hash(alone.backbone)
-            identity = [engine, weights, *network_key(alone.backbone, probes)]
-            table = from_file(through, identity, store, spec, runtime, width)
+            identity = [weights, *network_key(alone.backbone, probes)]
+            for engine in engines(spec, runtime, len(store)):
+                caches[engine] = open_cache(identity, store, spec, runtime, width, engine)
+        preferred = next(iter(caches.values()), None)
+        table = None if preferred is None else preferred.read(runtime.device)
+        if table is None:  # the engine is chosen anew, whatever else the cache holds
+            with feature_pass(network, spec, runtime, sample, len(store)) as (through, engine):
+                if engine in caches:
+                    table = from_file(caches[engine], through, store, runtime)
+                else:
+                    table = fill(through, store, runtime, width)
     return dataclasses.replace(store, values=table, batch_form=None)
 
 
-@contextlib.contextmanager
-def passing(alone: BackboneAlone, spec: InputSpec, runtime: Runtime) -> Iterator[Pass]:
-    """The pass of a batch through the network. On a CPU it is cut into pieces, and each thread takes a piece of its own
-    through all layers: within a layer threads would wait for each other, at the end of every one. Each thread has a
-    copy of the network; one that cannot be copied takes one piece after another."""
-    if runtime.device.type != "cpu" or spec.size <= SMALL_PICTURES:
-        yield lambda store, rows: pass_batch(alone, store, rows, spec, runtime)
-        return
-    threads = torch.get_num_threads()
-    networks = copies(alone, min(threads, PASS_BATCH // PIECE))
-    free: queue.SimpleQueue[BackboneAlone] = queue.SimpleQueue()
-    for network in networks:
-        free.put(network)
-
-    @torch.no_grad()  # each thread has its own mode
-    def pass_piece(store: Store, rows: Tensor) -> Tensor:
-        network = free.get()
-        try:
-            return pass_batch(network, store, rows, spec, runtime)
-        finally:
-            free.put(network)
-
-    def pass_pieces(store: Store, rows: Tensor) -> Tensor:
-        pieces = rows.tensor_split(max(1, len(rows) // PIECE))
-        return torch.cat(list(pool.map(pass_piece, itertools.repeat(store), pieces)))
-
-    use(threads // len(networks))
-    try:
-        with ThreadPoolExecutor(len(networks)) as pool:
-            yield pass_pieces
-    finally:
-        use(threads)
-
-
-def copies(alone: BackboneAlone, count: int) -> list[BackboneAlone]:
-    """The network and copies of it with the same tensors: a layer may note something in itself. The network alone if it
-    has hooks, which all copies would share together with what they write to, or cannot be copied."""
-    if any(part._forward_hooks or part._forward_pre_hooks for part in alone.modules()):
-        return [alone]
-    tensors = [*alone.parameters(), *alone.buffers()]
-    try:
-        others = [copy.deepcopy(alone, {id(t): t for t in tensors}) for _ in range(1, count)]
-    except Exception as error:  # a user's network may hold anything, such as a lock
-        log.debug(
-            "the backbone cannot be copied, so threads do not share the images: %s", error
-        )
-        return [alone]
-    return [alone, *others]
-
-
 def batches(
-    through: Pass, store: Store, size: int, runtime: Runtime
+    through: FeaturePass, store: Store, size: int, runtime: Runtime
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's rows and their features, batch by batch."""
     with bar(network_at_work.get(), len(store)) as display:
         for rows in own_batches(len(store), size, runtime):
-            yield rows, through(store, rows)
+            yield rows, through(store.batch(rows, runtime.device))
             display.advance(len(rows))
 
 
-def fill(through: Pass, store: Store, runtime: Runtime, width: int) -> Tensor:
+def fill(through: FeaturePass, store: Store, runtime: Runtime, width: int) -> Tensor:
     table = torch.zeros(len(store), width, device=runtime.device)
     for rows, features in batches(through, store, PASS_BATCH, runtime):
         table[rows] = features
@@ -202,25 +99,31 @@ def network_key(backbone: nn.Module, probes: Tensor) -> list[str]:
     return [str(FORWARD), torch.__version__, layers, *figures]
 
 
-def from_file(
-    through: Pass,
+def open_cache(
     identity: list[str],
     store: Store,
     spec: InputSpec,
     runtime: Runtime,
     width: int,
-) -> Tensor:
-    """The features that an earlier run cached; else they are computed and cached."""
+    engine: str,
+) -> row_cache.RowCache:
+    """Where the features by one engine are, or will be."""
     settings = [
         store.key,
         identity,
         dataclasses.astuple(spec),
-        runtime.precision,
+        runtime.precision if engine == "torch" else engine,
         runtime.device.type,
     ]
-    key = row_cache.digest(settings)
     folder = row_cache.cache_folder(runtime.cache)
-    cache = row_cache.RowCache(folder, key, len(store), (width,), torch.float32)
+    key = row_cache.digest(settings)
+    return row_cache.RowCache(folder, key, len(store), (width,), torch.float32)
+
+
+def from_file(
+    cache: row_cache.RowCache, through: FeaturePass, store: Store, runtime: Runtime
+) -> Tensor:
+    """The features that an earlier run cached; else they are computed and cached."""
 
     def build(_: row_cache.Skips) -> Iterator[Tensor]:
         for _rows, features in batches(through, store, row_cache.CHECKED, runtime):

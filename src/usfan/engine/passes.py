@@ -266,19 +266,31 @@ def pass_batch(
     *,
     compiled: bool = False,
 ) -> Tensor:
-    """Features of one batch of a pass; in halves if memory runs out."""
+    """Features of one batch of a pass."""
+    rows_of_batch = store.batch(rows, runtime.device)
+    if store.is_features:
+        return extract(network, rows_of_batch, runtime, compiled=compiled)
+    return pass_images(network, rows_of_batch, spec, runtime, compiled=compiled)
+
+
+def pass_images(
+    network: Extractor,
+    pictures: Tensor,
+    spec: InputSpec,
+    runtime: Runtime,
+    *,
+    compiled: bool = False,
+) -> Tensor:
+    """Features of the test views of pictures on the device; in halves if memory runs out."""
     try:
-        images = store.batch(rows, runtime.device)
-        if not store.is_features:
-            images = test_view(images, spec)
-        return extract(network, images, runtime, compiled=compiled)
+        return extract(network, test_view(pictures, spec), runtime, compiled=compiled)
     except torch.OutOfMemoryError:
-        if len(rows) < 2:
+        if len(pictures) < 2:
             raise
         log.warning(
-            "the GPU ran out of memory on a batch of %d images: trying halves", len(rows)
+            "the GPU ran out of memory on a batch of %d images: trying halves", len(pictures)
         )
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
-    halves = rows.split(-(-len(rows) // 2))
-    return torch.cat([pass_batch(network, store, half, spec, runtime) for half in halves])
+    halves = pictures.split(-(-len(pictures) // 2))
+    return torch.cat([pass_images(network, half, spec, runtime) for half in halves])

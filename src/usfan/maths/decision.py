@@ -32,7 +32,7 @@ MEANS = 401
 """J and G."""
 WORTH_HAVING = 0.02
 """Smallest difference in accuracy, over all images, that is worth having."""
-CHANGED_FIRST = 16
+CHANGED_FIRST = 32
 """Judged images that are all changed ones, because these decide. From then on every second one is unchanged: both
 kinds are needed to know the accuracy."""
 NO_ANSWER = -1

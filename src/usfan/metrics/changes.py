@@ -13,7 +13,8 @@ from usfan.data.sources import ImageData
 from usfan.errors import DataError
 from usfan.files import whole_file
 from usfan.maths.objectives import certainty_weights
-from usfan.metrics.predictions import Record, cell, open_table
+from usfan.metrics.partial_table import Record
+from usfan.metrics.predictions import cell, open_table
 from usfan.shield import shielded
 from usfan.store.model import AdaptedModel, Passes
 

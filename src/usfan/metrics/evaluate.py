@@ -82,7 +82,7 @@ def run_over(
     )
     positions = []
     for index, outputs in model.predict_batches(
-        images, batch_size, workers=runtime.workers, progress=progress
+        images, batch_size, runtime=runtime, progress=progress
     ):
         positions.append(index)
         tables.logits[index] = outputs.logits.cpu()

@@ -4,57 +4,65 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from usfan.config_checks import is_number
+from usfan.data.row_cache import digest
 from usfan.data.sources import ImageData
+from usfan.engine.inference import engines
 from usfan.engine.runtime import Runtime
-from usfan.errors import printable
+from usfan.errors import DataError, printable
 from usfan.files import whole_file
+from usfan.metrics.partial_table import BATCH, Record, partial_table
+from usfan.models.backbones import weights_hash
 from usfan.store.model import SourceModel
 
 COLUMNS = ("path", "label", "confidence", "entropy", "weight", "unknown", "error")
-BATCH = 64
 FORMULA = ("=", "+", "-", "@")
 """Characters that begin a formula in a spreadsheet."""
-
-Record = dict[str, Any]
 
 
 def prediction_records(
     model: SourceModel,
     data: ImageData,
     *,
-    workers: int | None = None,
+    runtime: Runtime | None = None,
+    total: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Record]:
-    """One record per image, in their order: the fields of `COLUMNS`.
+    """One record per image, in their order: the fields of `COLUMNS`. `total` is the number of images in all if these
+    are only some of them; then it is no error if none of these can be read.
 
     An image of no known class has no label. An image that cannot be read has the reason in `error` and None in all
     fields between.
     """
     position = 0
-    for index, outputs in model.predict_batches(
-        data, BATCH, workers=workers, progress=progress
-    ):
-        prediction = model.to_prediction(outputs)
-        columns = (
-            prediction.names,
-            prediction.probs.amax(dim=1).tolist(),
-            prediction.entropy.tolist(),
-            prediction.weight.tolist(),
-            prediction.unknown.tolist(),
-        )
-        for i, *values in zip(index.tolist(), *columns, strict=True):
-            yield from (unreadable_record(data, j) for j in range(position, i))
-            record = dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
-            if record["unknown"]:
-                record["label"] = None
-            yield record
-            position = i + 1
+    try:
+        for index, outputs in model.predict_batches(
+            data, BATCH, runtime=runtime, total=total, progress=progress
+        ):
+            prediction = model.to_prediction(outputs)
+            columns = (
+                prediction.names,
+                prediction.probs.amax(dim=1).tolist(),
+                prediction.entropy.tolist(),
+                prediction.weight.tolist(),
+                prediction.unknown.tolist(),
+            )
+            for i, *values in zip(index.tolist(), *columns, strict=True):
+                yield from (unreadable_record(data, j) for j in range(position, i))
+                record = dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
+                if record["unknown"]:
+                    record["label"] = None
+                yield record
+                position = i + 1
+    except DataError:
+        if data.strict or total is None or position:
+            raise
     yield from (unreadable_record(data, j) for j in range(position, len(data)))
 
 
@@ -73,28 +81,65 @@ def write_predictions(
     progress: Callable[[int], None] | None = None,
     *,
     json_lines: bool = False,
+    resume: bool = False,
 ) -> int:
-    """One row per image, written batch by batch; an unreadable one has an `error` in place of figures.
+    """One row per image; an unreadable one has an `error` in place of figures. Gives the number of predictions.
 
-    Gives the number of predictions. `json_lines` writes one JSON object per line in place of CSV.
+    Records wait in OUT.part until all are there. `resume` goes on after those that an interrupted run left there.
+    `json_lines` writes one JSON object per line in place of CSV.
     """
-    workers = None if runtime is None else runtime.workers
-    records = prediction_records(model, data, workers=workers, progress=progress)
+    with partial_table(out, job_of(model, data, runtime), resume=resume) as part:
+        rest = data
+        if part.count:
+            rest = data.subset(range(part.count, len(data)))
+            if progress is not None:
+                progress(part.count)
+        if len(rest):
+            for record in prediction_records(
+                model,
+                rest,
+                runtime=runtime,
+                total=len(data) if part.count else None,
+                progress=progress,
+            ):
+                part.append(record)
+        data.unreadable.update(rest.unreadable)
+        with whole_file(out, follow=True) as table, open_table(table) as file:
+            return write_records(part.records(), file, coverage, json_lines=json_lines)
+
+
+def job_of(model: SourceModel, data: ImageData, runtime: Runtime | None) -> str:
+    """Names the model, the images and the engine."""
+    names = [data.where(0), data.where(len(data) - 1)]
+    tried = [] if runtime is None else engines(model.spec, runtime, len(data))
+    network = weights_hash(model.classifier)
+    return digest([repr(model), network, data.fingerprint(), names, tried])
+
+
+def write_records(
+    records: Iterable[Record],
+    file: TextIO,
+    coverage: float | None = None,
+    *,
+    json_lines: bool = False,
+) -> int:
+    """The rows of a table, each as soon as its record is there. Gives the number of predictions."""
     columns: tuple[str, ...] = COLUMNS
     if coverage is not None:
         records = with_abstentions(records, coverage)
         columns = (*COLUMNS, "abstained")
     count = 0
-    with whole_file(out, follow=True) as table, open_table(table) as file:
-        writer = csv.writer(file)
-        if not json_lines:
-            writer.writerow(columns)
-        for record in records:
-            count += record["error"] is None
-            if json_lines:
-                file.write(as_json(record) + "\n")
-            else:
-                writer.writerow(cell(record[name]) for name in columns)
+    writer = csv.writer(file)
+    if not json_lines:
+        writer.writerow(columns)
+    for record in records:
+        count += record["error"] is None
+        if json_lines:
+            file.write(as_json(record) + "\n")
+        else:
+            writer.writerow(cell(record[name]) for name in columns)
+        if file is sys.stdout:
+            file.flush()
     return count
 
 

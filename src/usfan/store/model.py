@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import itertools
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from usfan.data.labels import some
-from usfan.data.views import InputSpec, test_view
+from usfan.data.views import InputSpec
+from usfan.engine.inference import feature_pass, on_features
+from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError
 from usfan.maths.names import TargetNaming
 from usfan.maths.objectives import certainty_weights, entropy
@@ -180,32 +184,52 @@ class SourceModel:
         images: Images,
         batch_size: int = 64,
         *,
-        workers: int | None = None,
+        runtime: Runtime | None = None,
+        total: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[Tensor, Outputs]]:
-        """(positions, outputs) batch by batch; memory does not grow with the number of images. The options are those
-        of `usfan.data.stream.stream`."""
+        """(positions, outputs) batch by batch; memory does not grow with the number of images. `total` is the number of
+        images if these are only some of them: it decides which engine computes. `progress` is that of
+        `usfan.data.stream.stream`."""
         from usfan.data.stream import stream
 
-        device = self.uncertainty.weight.device
-        self.classifier.eval()
-        for index, pixels in stream(
-            as_images(images, self.spec.channels),
+        data = as_images(images, self.spec.channels)
+        runtime = runtime or Runtime(self.uncertainty.weight.device, engine="auto")
+        batches = stream(
+            data,
             size=self.spec.resize,
             channels=self.spec.channels,
             resampling=self.spec.resampling,
             batch_size=batch_size,
-            workers=workers,
+            workers=runtime.workers,
             progress=progress,
-        ):
-            with torch.no_grad():
-                outputs = self.outputs_of_pixels(pixels.to(device))
-            yield index, outputs
+        )
+        first = next(batches, None)
+        if first is None:
+            return
+        sample = first[1].to(runtime.device)
+        with self.outputs_pass(runtime, sample, total or len(data)) as outputs_of:
+            for index, pixels in itertools.chain([first], batches):
+                self.classifier.eval()  # the caller may train it between two batches
+                with torch.no_grad():
+                    outputs = outputs_of(pixels.to(runtime.device))
+                yield index, outputs
 
-    def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
-        """Outputs for decoded images B×C×R×R."""
-        features, logits = self.classifier(test_view(pixels, self.spec))
-        return self.outputs_of(features.float(), logits.float())
+    @contextlib.contextmanager
+    def outputs_pass(
+        self, runtime: Runtime, sample: Tensor, count: int
+    ) -> Iterator[Callable[[Tensor], Outputs]]:
+        """Gives outputs for decoded images B×C×R×R, of which `sample` holds a few."""
+        if runtime.device.type == "cuda":
+            runtime = replace(runtime, precision="32")
+        with feature_pass(self.classifier, self.spec, runtime, sample, count) as (through, _):
+            after = on_features(self.classifier)
+
+            def outputs(pixels: Tensor) -> Outputs:
+                features, logits = after(through(pixels))
+                return self.outputs_of(features.float(), logits.float())
+
+            yield outputs
 
     def to(self, device: Device) -> Self:
         """Move the network and the posterior, in place."""
@@ -363,8 +387,16 @@ class MixtureModel(AdaptedModel):
         joint = mixed(same_order, torch.tensor(self.shares))
         return replace(joint, probs=self.rescale(joint.logits))
 
-    def outputs_of_pixels(self, pixels: Tensor) -> Outputs:
-        return self.mix([model.outputs_of_pixels(pixels) for model in self.members])
+    @contextlib.contextmanager
+    def outputs_pass(
+        self, runtime: Runtime, sample: Tensor, count: int
+    ) -> Iterator[Callable[[Tensor], Outputs]]:
+        with contextlib.ExitStack() as stack:
+            passes = []
+            for model in self.members:
+                through = model.outputs_pass(runtime, sample, count)
+                passes.append(stack.enter_context(through))
+            yield lambda pixels: self.mix([outputs(pixels) for outputs in passes])
 
     @shielded
     def with_uncertainty(self, name: str, rate: float | None = None) -> Self:

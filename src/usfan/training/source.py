@@ -16,7 +16,7 @@ from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.features import features_of, on_features
+from usfan.engine.features import BackboneAlone, features_of, on_features
 from usfan.engine.loop import Batch, Loop, Progress
 from usfan.engine.passes import Feeder, engine_store, forward_store, prepare
 from usfan.engine.runtime import Runtime, permutation, seed_everything, start_runtime
@@ -82,7 +82,7 @@ def train_source(
     if config.tune == "new":
         classifier = on_features(network)
         if not store.is_features:
-            store = features_of(network, store, spec, runtime)
+            store = features_of(BackboneAlone.of(network), store, spec, runtime)
     summary = Training(classifier, store, spec, config, runtime, run, progress).run()
     if classifier is not network:
         settle_layout(network, runtime.device)

@@ -7,6 +7,7 @@ What is done with each kind of file:
 - 16-bit grey keeps its high byte, as Pillow does for 16-bit RGB. Other 32-bit integers are stretched from their
   smallest to their largest value. Floats in [0, 1] or [0, 255] keep that scale, others are stretched.
 - Of an animation, the first frame.
+- A JPEG that is much larger than needed is decoded at 1/2, 1/4 or 1/8 of its size (`reduce`).
 - Whatever cannot be decoded raises `UnreadableImage`, which names the file and the reason. A picture over `MAX_PIXELS`
   counts as unreadable: a file of a few kilobytes can ask for gigabytes. A larger baseline JPEG (telephones
   take 108 million pixels) is decoded at half its size, for which the decoder needs no more memory.
@@ -54,6 +55,9 @@ MAX_BYTES = 2**29
 
 MAX_RATIO = 16
 """A strip that is longer than this is cut before it is enlarged."""
+ROOM = 4
+"""A JPEG may be decoded at a part of its size that leaves so many pixels for one, each way. With 2, three labels of
+2,000 photographs changed, and probabilities moved by up to 0.06; with 4, none of 192, and by up to 0.004."""
 MAX_SCANS = 200
 MAX_SCANNED = 2**31
 """Scans of a JPEG, and scans × pixels: 32 over the largest picture. Encoders make 10 to 20."""
@@ -103,8 +107,9 @@ def one_line(text: str) -> str:
     return printable(text) if text.isprintable() else f"'{printable(text)}'"
 
 
-def decode_file(path: str, channels: int = 3) -> Image.Image:
-    """The file's picture, upright, in mode RGB (`channels=3`) or L (`channels=1`)."""
+def decode_file(path: str, channels: int = 3, side: int | None = None) -> Image.Image:
+    """The file's picture, upright, in mode RGB (`channels=3`) or L (`channels=1`). If it is wanted at `side`×`side`
+    pixels, a JPEG may come smaller than it is: see `reduce`."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -121,7 +126,7 @@ def decode_file(path: str, channels: int = 3) -> Image.Image:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # this process is short of handles
             raise
         raise UnreadableImage(path, _reason(error)) from error
-    return decode_bytes(content, path, channels)
+    return decode_bytes(content, path, channels, side=side)
 
 
 def decode_bytes(
@@ -129,6 +134,7 @@ def decode_bytes(
     path: str,
     channels: int = 3,
     formats: tuple[str, ...] = FORMATS,
+    side: int | None = None,
 ) -> Image.Image:
     """As `decode_file`, for the content of a file; `path` is named in errors."""
     if not content:
@@ -138,7 +144,7 @@ def decode_bytes(
             _check_header(content, path)
             with Image.open(io.BytesIO(content), formats=formats) as image:
                 _check_scans(image, content, path)
-                return convert(image, path, channels)
+                return convert(image, path, channels, side)
         except UnreadableImage:
             raise
         except Exception as error:  # broken files make Pillow raise nearly every type there is
@@ -168,23 +174,36 @@ def _check_scans(
         )
 
 
+def reduce(image: Image.Image, side: int | None, factor: int) -> None:
+    """Have a JPEG decoded at 1/2, 1/4 or 1/8 of its size: the smallest that is still `ROOM` × `side` each way, which
+    takes a fraction of the time; at 1/`factor` at least."""
+    if side is not None:
+        factor = max(factor, min(image.width, image.height) // (ROOM * side))
+    if factor > 1:
+        image.draft(None, (image.width // factor, image.height // factor))
+
+
 def convert(
     image: Image.Image,
     path: str,
     channels: int = 3,
+    side: int | None = None,
 ) -> Image.Image:
-    """Load a Pillow image, turn it upright and bring it to mode RGB or L."""
+    """Load a Pillow image, turn it upright and bring it to mode RGB or L; `side` is that of `decode_file`."""
     if channels not in (1, 3):
         raise DataError(f"channels must be 1 or 3, not {channels}")
-    is_baseline = isinstance(image, JpegImageFile) and not image.info.get("progressive")
-    if is_baseline and image.width * image.height > MAX_PIXELS:
-        image.draft(None, (image.width // 2, image.height // 2))
-    width, height = image.size
+    is_jpeg = isinstance(image, JpegImageFile)
+    is_baseline = is_jpeg and not image.info.get("progressive")
+    factor = 2 if is_baseline and image.width * image.height > MAX_PIXELS else 1
+    width = -(-image.width // factor)
+    height = -(-image.height // factor)
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         limit = f"{MAX_PIXELS} pixels, {MAX_SIDE} a side"
         raise UnreadableImage(path, f"too large: {width}x{height} is over the limit of {limit}")
     if width * height == 0:
         raise UnreadableImage(path, "no pixels")
+    if is_jpeg:
+        reduce(image, side, factor)
     image.load()
     turn = _UPRIGHT.get(orientation(image))
     if turn is not None:

@@ -67,8 +67,8 @@ def send(file: BinaryIO, content: bytes, is_picture: bool) -> None:
 
 def decoded(path: str, size: int, channels: int | None, resampling: str) -> bytes:
     if channels is not None:
-        return planes(squared(decode_file(path, channels), size, resampling))
-    image = decode_file(path, 3)
+        return planes(squared(decode_file(path, channels, size), size, resampling))
+    image = decode_file(path, 3, size)
     image.thumbnail((size, size), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80, optimize=True)
