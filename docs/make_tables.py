@@ -73,28 +73,6 @@ def digits_table() -> str:
     )
 
 
-def plain_table() -> str:
-    rows = load("office31-plain.json")["rows"]
-    lines = []
-    for task, commit in dict.fromkeys((r["task"], r["commit"]) for r in rows):
-        line = [f"{task[0]}→{task[1]}", commit]
-        for path in ("fast", "plain"):
-            each = [
-                r["accuracy"]
-                for r in rows
-                if (r["task"], r["commit"], r["path"]) == (task, commit, path)
-            ]
-            line += (
-                [" ".join(f"{a:.1f}" for a in each), f"{statistics.fmean(each):.1f}"]
-                if each
-                else ["–", "–"]
-            )
-        lines.append(line)
-    return markdown(
-        ["task", "commit", "fast, by seed", "mean", "plain, by seed", "mean"], lines
-    )
-
-
 def peers_table() -> str:
     """Averages over the six tasks of Office-31, beside what the authors report with ResNet-50."""
     from usfan.adaptation.methods import METHODS
@@ -166,17 +144,6 @@ def guard_table() -> str:
         "3 below source",
     ]
     return markdown([*header, "gains of 5 lost", "worst", "most lost"], lines)
-
-
-def times_table() -> str:
-    rows = [
-        r
-        for r in load("times.json")["rows"]
-        if r["what"].startswith(
-            ("six tasks, 40 source epochs", "six tasks, frozen", "closed-set")
-        )
-    ]
-    return markdown(["what", "seconds"], [[r["what"], f"{r['seconds']:.1f}"] for r in rows])
 
 
 def paper_rows(*tables: str) -> list[dict]:
@@ -741,7 +708,6 @@ TABLES = {
     "field-methods": field_table,
     "ablation": ablation_table,
     "growth": growth_table,
-    "times": times_table,
     "throughput": throughput_table,
     "guard": guard_table,
     "emoji": emoji_table,
@@ -763,7 +729,6 @@ TABLES = {
     "paper-closed": paper_closed_table,
     "paper-open": paper_open_table,
     "separation-choice": separation_choice_table,
-    "office31-plain": plain_table,
     "digits": digits_table,
     "toy": toy_table,
 }

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 Rows = Sequence[Sequence[float]]
 
 
@@ -69,20 +66,3 @@ def neighbours(features: Rows, count: int) -> list[list[tuple[int, float]]]:
         )
         result.append([(j, max(0.0, s)) for s, j in others[:count]])
     return result
-
-
-def shrunk_covariance(groups: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Ledoit and Wolf's covariance of weighted residuals N × D, as their paper has it: one sample at a time."""
-    rows = [
-        (float(w), x)
-        for residuals, weights in groups
-        for x, w in zip(residuals, weights, strict=True)
-    ]
-    total = sum(w for w, _ in rows)
-    plain = sum(w * torch.outer(x, x) for w, x in rows) / total
-    D = len(plain)
-    even = plain.trace() / D * torch.eye(D, dtype=plain.dtype)
-    away = (plain - even).square().sum() / D
-    noise = sum(w * (torch.outer(x, x) - plain).square().sum() / D for w, x in rows) / total**2
-    share = min(float(noise / away), 1.0)
-    return share * even + (1 - share) * plain

@@ -57,7 +57,7 @@ ACCURACY_ERROR = 0.16
 TRAINING_IMAGES = 1.05
 """Relative distance below which images may be the training images themselves, which a model can know by heart."""
 
-# How much of the network is trained (`tune`): ladder.md.
+# How much of the network is trained (`tune`): earlier-searches.md.
 
 FITTING_BACKBONE = 0.5
 """κ of the source model's predictions from which the backbone stays as it is."""
@@ -66,7 +66,7 @@ MOVING_BACKBONE_IMAGES = 100
 MOVING_BACKBONE_LR = 0.01
 """Learning rate of a pretrained backbone that moves, relative to the new layers."""
 
-# Settings that depend on the run: annealing.md, pseudo-labels.md, certainty-weights.md.
+# Settings that depend on the run: earlier-searches.md.
 
 SHORT_RUN = 4
 """A run of fewer epochs has no schedule of weights, and does not wait for its pseudo-labels."""
