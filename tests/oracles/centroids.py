@@ -1,4 +1,4 @@
-"""Pseudo-labels and neighbours by loops over samples, in Python floats; a shrunk covariance one sample at a time."""
+"""Pseudo-labels and neighbours by loops over samples, in Python floats."""
 
 from __future__ import annotations
 
