@@ -157,8 +157,8 @@ def adapt(
         data: A folder class/*.jpg, a flat folder of images, one image, or a list file. Labels in it are used for the
             figures at the end, never for adapting.
         dry_run: Print the plan and stop: nothing is trained or written.
-        labels: Labels of a few of these images to learn from: a table path,label, such as label_first.csv, filled
-            in.
+        labels: Labels of a few of these images to learn from: a table path,label, such as the labels.csv of
+            `usfan label`.
         unlabelled: Ignore labels; read folders of any name and depth.
     """
     started = time.perf_counter()
@@ -205,7 +205,7 @@ def check(
     module: str | None = None,
     computing: flags.OneProcess = HERE,
 ) -> int | None:
-    """Say how good a model is on unlabelled images. Nothing is trained.
+    """Estimate how good a model is on unlabelled images. Nothing is trained.
 
     Args:
         out (FILE.json): File for the figures.
@@ -254,7 +254,7 @@ def label(
     annotations: str | None = None,
     computing: flags.Device = HERE,
 ) -> None:
-    """Label a few images of a run on a page of this machine: those that settle most. Answers go to RUN/labels.csv.
+    """Open a page on this machine that asks for the labels that settle most. Answers go to RUN/labels.csv.
 
     Args:
         run (RUN): Run folder of usfan adapt.

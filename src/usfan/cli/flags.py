@@ -28,7 +28,7 @@ METAVARS = {
     "module": "MODULE:FUNCTION",
     "set": "NAME=VALUE",
     "pairs": "A-B",
-    "method": "MODULE:NAME",
+    "method": "NAME",
     "ray": "ADDRESS",
 }
 """Stand for values in the help, if the name of the argument does not."""
