@@ -94,58 +94,6 @@ def peers_table() -> str:
     return markdown(["method", "here", "published"], lines)
 
 
-def own_domains_table() -> str:
-    """`usfan study` on Office-31 under other names."""
-    from usfan.study.results import Table
-
-    return (
-        Table.build(load("own-domains.json")["rows"], title="")
-        .to_markdown()
-        .strip()
-        .split("\n\n", 1)[1]
-    )
-
-
-def guard_table() -> str:
-    """What the guard kept, on the shifts that its rule was chosen on and on those set aside."""
-    lines = []
-    for part, title in (("choose", "chosen on"), ("judge", "set aside")):
-        result = load(f"guard-{part}.json")
-        for kind, members in {"all": result["all"], **result["kinds"]}.items():
-            old = members["old"]
-            figures = [
-                members["loss"],
-                old["loss"],
-                members["loss_always_adapting"],
-                members["loss_never_adapting"],
-            ]
-            counts = [
-                f"{members[name]}/{old[name]}" for name in ("below_by_3", "thrown_away_5")
-            ]
-            worst = f"{members['worst']:+.1f}/{old['worst']:+.1f}"
-            most = f"{members['most_thrown_away']:.1f}/{old['most_thrown_away']:.1f}"
-            lines.append(
-                [
-                    f"{title}: {kind}",
-                    str(members["runs"]),
-                    *(f"{v:.2f}" for v in figures),
-                    *counts,
-                    worst,
-                    most,
-                ]
-            )
-    header = [
-        "shift",
-        "runs",
-        "loss",
-        "old guard",
-        "always adapting",
-        "never adapting",
-        "3 below source",
-    ]
-    return markdown([*header, "gains of 5 lost", "worst", "most lost"], lines)
-
-
 def paper_rows(*tables: str) -> list[dict]:
     return [row for row in load("paper.json")["rows"] if row["table"] in tables]
 
@@ -237,30 +185,6 @@ def separation_choice_table() -> str:
         lines.append([name, str(len(rows)), *(f"{mean:.1f}" for mean in means)])
     shown = [label for f, label in OPEN_FIGURES.items() if f != "aupr_unknown"]
     return markdown(["case", "runs", *shown], lines)
-
-
-THROUGHPUT = (
-    "plain recipe: PIL, DataLoader, TF32, eager",
-    "ceiling: the compiled, captured step alone",
-    "u-sfan",
-    "shot-im",
-    "u-sfan, weights every step",
-    "u-sfan without compile",
-    "u-sfan without compile and capture",
-)
-"""Cases that the page shows; the rest is in the JSON."""
-
-
-def throughput_table() -> str:
-    saved = load("throughput.json")
-    lines = []
-    for row in saved["suites"]["throughput"]:
-        if row["case"] not in THROUGHPUT:
-            continue
-        value = f"{row['value']:,.0f} {row['unit']}"
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.1f}"
-        lines.append([f"{row['group']}: {row['case']}", value, ratio, row["note"]])
-    return markdown(["case", "value", "× plain", "note"], lines)
 
 
 def suite_table(name: str) -> str:
@@ -708,12 +632,9 @@ TABLES = {
     "field-methods": field_table,
     "ablation": ablation_table,
     "growth": growth_table,
-    "throughput": throughput_table,
-    "guard": guard_table,
     "emoji": emoji_table,
     "emoji-guard": emoji_guard_table,
     "peers": peers_table,
-    "own-domains": own_domains_table,
     "startup-summary": functools.partial(
         suite_summary, "startup", "to the first", "first step itself"
     ),
