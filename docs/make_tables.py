@@ -651,8 +651,6 @@ TABLES = {
     ),
     "labels-leaf": functools.partial(labels_table, "leaf"),
     "labels-lines": functools.partial(labels_table, "lines"),
-    "labels-pacs": functools.partial(labels_table, "pacs"),
-    "labels-office31": functools.partial(labels_table, "office31"),
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
     "estimates-moments": functools.partial(estimates_table, "estimates-moments"),
     "estimates-monitors": functools.partial(estimates_table, "estimates-monitors"),
