@@ -82,7 +82,11 @@ def test_commands_that_need_more_are_valid(page):
             if words[0] == "usfan":
                 assert parse_settings(words[1], words[2:])
             elif words[:2] == ["python", "-m"]:
-                assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words
+                module = ROOT / words[2].replace(".", "/")
+                program = (
+                    module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+                )
+                assert program.is_file(), words
             elif words[0] == "python":
                 assert (ROOT / words[1]).is_file(), words
             else:
