@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from spying import squares
@@ -52,6 +54,14 @@ def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected)
     assert decision.kept == expected
     assert decision.epoch == (5 if expected == "adapted" else 0)
     assert decision.reason.startswith("your labels decide")
+
+
+def test_answers_of_which_none_counts_say_nothing():
+    """Answers about random images that all come after one without an answer: the labels that taught decide."""
+    silent = dataclasses.replace(says("not yet", 0.0), answers=0)
+    evidence = LabelEvidence(silent, says("not yet", 0.1, held_out=True))
+    assert "+10 points by 20 labels" in evidence.follow(GUARD["source"], latest=5).reason
+    assert LabelEvidence(silent, None).to_dict() is None
 
 
 def test_random_labels_reverse_the_guard_and_give_the_verdict(source, tmp_path):

@@ -50,8 +50,10 @@ class LabelEvidence:
 
     @property
     def judgement(self) -> Judgement | None:
-        """The judgement that counts: of random images, unless these are silent and the others are not."""
-        judgements = [judgement for judgement in (self.judged, self.learned) if judgement]
+        """The judgement that counts: of random images, unless these are silent and the others are not. Answers about
+        random images may all come after one without an answer; then none counts (`maths.judgement`)."""
+        both = (self.judged, self.learned)
+        judgements = [judgement for judgement in both if judgement and judgement.answers]
         for judgement in judgements:
             if judgement.decision.value != "not yet":
                 return judgement
