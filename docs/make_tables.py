@@ -1082,7 +1082,37 @@ def labels_table(family: str) -> str:
     return markdown([f"{len(shared)} runs", "0", "K", "2K", "5K", "10K"], lines)
 
 
+def replays_table() -> str:
+    """Decisions by the true difference: of runs, and of made populations."""
+    rows = load("replays.json")["rows"]
+    bounds = {"20 points and more": 20.0, "10 to 20": 10.0, "3 to 10": 3.0, "under 3": 0.0}
+    groups = collections.defaultdict(list)
+    for row in rows:
+        size = abs(row["difference"])
+        name = next(name for name, least in bounds.items() if size >= least)
+        groups[row["kind"], name].append(row)
+    lines = []
+    for kind in ("runs", "made"):
+        for name in bounds:
+            members = groups[kind, name]
+            if not members:
+                continue
+            lines.append(
+                [
+                    f"{kind}, {name}",
+                    str(len(members)),
+                    f"{sum(r['replays'] for r in members):,}",
+                    f"{statistics.median(r['answers'] for r in members):.0f}",
+                    f"{100 * statistics.fmean(r['decided'] for r in members):.0f} %",
+                    f"{100 * statistics.fmean(r['wrong'] for r in members):.1f} %",
+                ]
+            )
+    header = ["true difference", "cases", "replays", "answers, median", "decided", "wrong"]
+    return markdown(header, lines)
+
+
 TABLES = {
+    "replays": replays_table,
     "families": families_table,
     "families-short": functools.partial(
         families_table, "shot-im", "shot", "aad", "u-sfan", "u-sfan++"

@@ -156,5 +156,5 @@ def test_the_table_pairs_tasks():
 
 def test_labels_are_spelled_in_one_way():
     assert str(LabelBudget.parse("asked:5xK")) == "asked:5xK"
-    with pytest.raises(ValueError, match="expected none, random:COUNTxK or asked:COUNTxK"):
+    with pytest.raises(ValueError, match="expected none, random:, noisy: or asked:COUNTxK"):
         LabelBudget.parse("random:7")

@@ -97,7 +97,7 @@ def test_torchvision_image_folder_is_read_from_its_files(class_folder):
 
 def test_bad_datasets(make_picture):
     normalised = [(torch.full((3, 8, 8), -1.5), 0)]
-    with pytest.raises(DataError, match="leave out any normalisation"):
+    with pytest.raises(DataError, match="take the normalisation out of the transforms"):
         ImageData(normalised).load(0)
     with pytest.raises(DataError, match="cannot take images from a int"):
         ImageData(7)

@@ -129,7 +129,7 @@ def watch(pid: int, root: Path) -> list[float]:
                 return memory
         except OSError:
             return memory
-        if any(part.stat().st_size > 1000 for part in root.glob(".out.csv.*.part")):
+        if any(part.stat().st_size > 1000 for part in root.glob("out.csv.part")):
             memory.append(total)
         time.sleep(0.1)
 

@@ -26,7 +26,7 @@ from usfan.data.views import InputSpec
 from usfan.engine.passes import PASS_BATCH, SMALL_PICTURES, faster_laid_out, pass_images
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, option
-from usfan.models.classifier import Classifier, plain_layout
+from usfan.models.classifier import Classifier, is_layout_free, plain_layout
 from usfan.progress import say
 from usfan.threads import use
 
@@ -194,7 +194,8 @@ def difference(
 @contextlib.contextmanager
 def laid_out(backbone: nn.Module, spec: InputSpec, runtime: Runtime) -> Iterator[None]:
     """Channels last on a CPU if that is faster for this network; its own layout afterwards."""
-    if runtime.device.type != "cpu" or not faster_laid_out(backbone, spec):
+    free = runtime.device.type == "cpu" and is_layout_free(backbone)
+    if not free or not faster_laid_out(backbone, spec):
         yield
         return
     backbone.to(memory_format=torch.channels_last)

@@ -19,7 +19,7 @@ from usfan.errors import ConfigError, first_line
 
 LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
 """Settings of the layers after the backbone."""
-LAYOUT_FREE = ("timm", "torchvision", "transformers")
+LAYOUT_FREE = ("timm", "torch", "torchvision", "transformers", "usfan")
 """Libraries whose networks give the same whether the channels come first or last."""
 
 
@@ -201,11 +201,15 @@ def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) ->
     return torch.allclose(output, logits, rtol=1e-4, atol=1e-4)
 
 
+def is_layout_free(network: nn.Module) -> bool:
+    """Whether the network comes from a library whose networks take the channels in either place."""
+    return type(network).__module__.split(".")[0] in LAYOUT_FREE
+
+
 def lay_out(classifier: Classifier) -> Classifier:
     """The network with the channels last. Only those of known libraries are: another may depend on the layout."""
     if isinstance(classifier, WrappedClassifier):
-        library = type(classifier.backbone).__module__.split(".")[0]
-        classifier.channels_last = library in LAYOUT_FREE
+        classifier.channels_last = is_layout_free(classifier.backbone)
     if classifier.channels_last:
         classifier = classifier.to(memory_format=torch.channels_last)
     return classifier
