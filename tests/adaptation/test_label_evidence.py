@@ -121,3 +121,13 @@ def test_labels_that_taught_are_held_out_in_turn(source):
     assert labelled["from"] == "name"
     low, value, high = (labelled["adapted"][name] for name in ("low", "value", "high"))
     assert 0 <= low <= value <= high <= 100
+
+
+def test_labels_do_not_make_the_source_models_names_certain(source):
+    """The estimate of accuracy is about the names that the source model gives, whatever the user says of them."""
+    data = squares()
+    wrong = {i: source.classes[(i + 1) % len(source.classes)] for i in range(12)}
+    free = usfan.adapt(source, data, "shot", **QUICK).history
+    taught = usfan.adapt(source, data, "shot", labels=wrong, **QUICK).history
+    told = [history["estimated_accuracy"]["before"] for history in (free, taught)]
+    assert told[0] == told[1]

@@ -86,6 +86,8 @@ class Adaptation:
     """Distance of the images from the training images, relative to the spread of these."""
     replay: Stepper | None
     evidence: LabelEvidence
+    source_doubt: float | None
+    """Share of the images whose cluster the source model may name wrongly; None if there are no clusters."""
     decisions: tuple[Tensor, Tensor]
     """N predictions of the source model and of the adapted one, whichever is kept."""
 
@@ -168,7 +170,12 @@ class Adaptation:
         if self.plan.config.setting == "auto":
             self.decide_setting(before, class_probs)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
-        self.naming = self.name_images(before, class_probs)
+        labels = self.inputs.user_labels
+        self.naming = self.name_images(before, class_probs, labels)
+        naming = self.naming
+        if labels is not None:  # which settle the names of clusters, not the source model's own
+            naming = self.name_images(before, class_probs, None)
+        self.source_doubt = None if naming is None else naming.naming.share_in_doubt
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -228,14 +235,16 @@ class Adaptation:
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
 
-    def name_images(self, before: Outputs, class_probs: Tensor) -> TargetNaming | None:
+    def name_images(
+        self, before: Outputs, class_probs: Tensor, labels: UserLabels | None
+    ) -> TargetNaming | None:
         """Clusters of the target, named by the source model's N × K predictive and the user; None if there is nothing
         to cluster."""
         if min(before.logits.shape) < 2:
             return None
         witness = self.inputs.witness
         view = View.of(before.features if witness is None else witness)
-        return name_target(view, class_probs, self.plan.config.setting, self.inputs.user_labels)
+        return name_target(view, class_probs, self.plan.config.setting, labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
         """Other features of the images at some positions, for the search for new classes; None if there are none."""
@@ -504,7 +513,7 @@ class Adaptation:
         return estimate_accuracy(
             self.guard.score_of(epoch),
             count=len(self.guard.rows),
-            doubt=self.doubt,
+            doubt=self.source_doubt,
             pretrained=self.source.pretrained,
             shift=self.shift,
             rejects=self.guide.rejects,
@@ -523,7 +532,7 @@ class Adaptation:
     ) -> float:
         """T of the model that is kept: its mean confidence is its accuracy, estimated and measured. Without the guard,
         the last iterate stays as it is."""
-        doubt = self.doubt
+        doubt = self.source_doubt
         if not self.plan.method.adapts or not self.plan.config.guard or doubt is None:
             return 1.0
         score = self.guard.score_of(decision.epoch)
