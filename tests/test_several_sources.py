@@ -131,13 +131,18 @@ def test_from_python(places):
 
 def test_a_few_labels_go_to_every_source(places, tmp_path, capsys):
     """The figures of the mixture are of the other images, and all its members are told the labels."""
-    (tmp_path / "few.csv").write_text(
-        "path,label\nclass-0/000.png,class-0\nclass-1/000.png,class-1\n"
-    )
+    names = ["class-0/000.png,class-0,name", "class-1/000.png,class-1,name"]
+    images = sorted(places[2].glob("*/*.png"))
+    others = [path for path in images if path.name != "000.png"]
+    judged = [f"{path},{path.parent.name},judge" for path in others]
+    judged += [f"{path},skip,judge" for path in images if path.name == "000.png"][2:]
+    (tmp_path / "few.csv").write_text("\n".join(["path,label,question", *names, *judged]))
     run = tmp_path / "run"
     assert command("adapt", *places, "--out", run, "--labels", tmp_path / "few.csv", *RUN) == 0
     assert "labels: 2 images of 2 classes" in capsys.readouterr().err
     metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["labelled"]["number"] == len(judged) - judged[-1].endswith("skip,judge")
+    assert f"{metrics['labelled']['number']} labels" in metrics["verdict"]["sentence"]
     assert metrics["labels"] == {"count": 2, "classes": 2}
     assert metrics["after"]["count"] == 22
     for member in ("member-1", "member-2"):

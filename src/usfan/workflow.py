@@ -32,7 +32,7 @@ from usfan.adaptation.tune import MEASURED_IMAGES
 from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
-from usfan.data.few_labels import FewLabels, few_labels
+from usfan.data.few_labels import NONE, FewLabels, few_labels
 from usfan.data.images import common_folder
 from usfan.data.labels import some
 from usfan.data.sources import ImageData
@@ -43,6 +43,7 @@ from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError, option
 from usfan.labelling.questions import save_questions
+from usfan.maths.decision import SKIPPED
 from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
 from usfan.metrics.image_table import adaptation_metrics, save_image_table
@@ -321,10 +322,14 @@ def adapt_several(
                     member_folder, member, target, member_plan, None, private=output.private
                 )
     names = () if output.private else [source.name for source in sources]
-    mixture = mix_adapted(members, plan.config, plan.method, names)
+    learn = judge = None
     if labels is not None:
-        table = labels.learn[images.positions.cpu()]
-        record_user_labels(mixture, UserLabels.of_table(table, len(mixture.classes)))
+        positions = images.positions.cpu()
+        learn = labels.learn[positions]
+        judge = labels.judge[positions].masked_fill(learn >= 0, SKIPPED)
+    mixture = mix_adapted(members, plan.config, plan.method, names, judge)
+    if learn is not None and bool((learn >= 0).any()):
+        record_user_labels(mixture, UserLabels.of_table(learn, len(mixture.classes)))
     if folder is not None:
         folder.log("mixed", shares=list(mixture.shares))
     return mixture
@@ -349,8 +354,9 @@ def reorder_labels(
     """Labels that index `classes` as labels that index a member's classes, which may stand in another order."""
     if labels is None:
         return None
-    # −1 (no label) takes the last entry, which is −1
-    order = torch.tensor([*(member_classes.index(name) for name in classes), len(classes), -1])
+    known = [member_classes.index(name) for name in classes]
+    # −1 (no label) takes the last entry, −2 (skipped) the one before
+    order = torch.tensor([*known, len(classes), SKIPPED, NONE])
     return FewLabels(order[labels.learn], order[labels.judge])
 
 

@@ -9,11 +9,17 @@ import torch
 from spying import squares
 
 import usfan
+from usfan.adaptation.estimate import with_labels
 from usfan.adaptation.guard import GuardDecision
 from usfan.adaptation.label_evidence import LabelEvidence
+from usfan.data.few_labels import few_labels
+from usfan.labelling.questions import given_answers
+from usfan.labelling.target import LabelTarget
 from usfan.maths.agreement import Interval
-from usfan.maths.decision import Decision
-from usfan.maths.judgement import Judgement
+from usfan.maths.decision import Decision, judging_order
+from usfan.maths.judgement import SEED, Judgement
+from usfan.metrics.stored_images import table_of_model
+from usfan.workflow import reorder_labels
 
 QUICK = {"epochs": 2, "batch_size": 8, "progress": False}
 GUARD = {
@@ -43,6 +49,9 @@ def says(value: str, gain: float, *, held_out: bool = False) -> Judgement:
         (None, says("worse", -0.3, held_out=True), "source"),
         (says("worse", -0.2), says("better", 0.2, held_out=True), "source"),
         (says("not yet", -0.1), says("better", 0.2, held_out=True), "adapted"),
+        (says("not yet", 0.1), says("not yet", 0.2, held_out=True), "adapted"),
+        (says("not yet", -0.1), says("not yet", 0.2, held_out=True), None),
+        (says("no difference", 0.0), says("not yet", 0.1, held_out=True), None),
     ],
 )
 def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected):
@@ -53,7 +62,8 @@ def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected)
         return
     assert decision.kept == expected
     assert decision.epoch == (5 if expected == "adapted" else 0)
-    assert decision.reason.startswith("your labels decide")
+    sign = "+" if expected == "adapted" else "-"
+    assert decision.reason.startswith(f"your labels decide: {sign}")
 
 
 def test_answers_of_which_none_counts_say_nothing():
@@ -82,6 +92,34 @@ def test_random_labels_reverse_the_guard_and_give_the_verdict(source, tmp_path):
         assert labelled["from"] == "judge"
         assert labelled[best]["value"] == 100.0
         assert torch.equal(model.passes.after.logits.argmax(1).cpu(), predictions.long().cpu())
+        # whichever model is kept, questions and tables compare the adapted one with the source
+        target = LabelTarget.of_model(model)
+        stored = table_of_model(model, data).judged
+        for before, after in ((target.before, target.after), stored):
+            assert torch.equal(before, first.long().cpu())
+            assert torch.equal(after, last.long().cpu())
+
+
+def test_a_skipped_image_does_not_end_the_judgement(source, tmp_path):
+    data = squares()
+    order = judging_order(len(data), SEED).tolist()
+    rows = [f"{row},{source.classes[0]},judge" for row in order]
+    rows[1] = f"{order[1]},Skip,judge"
+    answers = tmp_path / "answers.csv"
+    answers.write_text("\n".join(["path,label,question", *rows]))
+    model = usfan.adapt(source, data, "shot", labels=answers, **QUICK)
+    assert model.history["labelled"]["number"] == len(data) - 1
+    few = few_labels(answers, data, source.classes)
+    given = [answer.label for answer in given_answers(few, data, source.classes)]
+    assert given.count("skip") == 1
+    other = reorder_labels(few, source.classes, source.classes[::-1])
+    assert other.judge[order[1]] == few.judge[order[1]]
+
+
+def test_the_believed_accuracy_moves_with_what_labels_settle():
+    assert with_labels(0.8, Interval(0.5, 0.0, 1.0)) > 0.7
+    assert with_labels(0.8, Interval(0.5, 0.45, 0.55)) == pytest.approx(0.5, abs=0.03)
+    assert with_labels(0.8, Interval(0.5, 0.5, 0.5)) == 0.5
 
 
 def test_labels_that_taught_are_held_out_in_turn(source):
@@ -93,3 +131,13 @@ def test_labels_that_taught_are_held_out_in_turn(source):
     assert labelled["from"] == "name"
     low, value, high = (labelled["adapted"][name] for name in ("low", "value", "high"))
     assert 0 <= low <= value <= high <= 100
+
+
+def test_labels_do_not_make_the_source_models_names_certain(source):
+    """The estimate of accuracy is about the names that the source model gives, whatever the user says of them."""
+    data = squares()
+    wrong = {i: source.classes[(i + 1) % len(source.classes)] for i in range(12)}
+    free = usfan.adapt(source, data, "shot", **QUICK).history
+    taught = usfan.adapt(source, data, "shot", labels=wrong, **QUICK).history
+    told = [history["estimated_accuracy"]["before"] for history in (free, taught)]
+    assert told[0] == told[1]

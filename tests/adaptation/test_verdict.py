@@ -74,5 +74,14 @@ def test_labels_decide_against_what_the_images_say():
     assert "4 labels" in few.sentence
 
 
+def test_labels_of_changed_images_tell_the_difference_and_no_accuracy():
+    count = 400
+    before = torch.zeros(count, dtype=torch.long)
+    after = torch.where(torch.arange(count) < 40, 1, 0)
+    answers = torch.where(torch.arange(count) < 40, 1, NO_ANSWER)
+    sentence = verdict(judgement=judge(before, after, answers)).sentence
+    assert sentence == "The adapted model is better, by 40 labels: +10 points (+10 to +10)."
+
+
 def test_the_sentence_names_the_run_folder_where_it_is_known():
     assert verdict().in_folder("runs/a").endswith("label 14 images: usfan label runs/a")

@@ -15,6 +15,7 @@ from werkzeug.test import TestResponse
 
 from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, SKIP
 from usfan.errors import ConfigError, DataError
+from usfan.files import read_yaml, write_yaml
 from usfan.labelling.again import SecondRun
 from usfan.labelling.answers import Answer, read_answers
 from usfan.labelling.server import MOST_BODY, Page, create_app
@@ -296,6 +297,15 @@ def test_a_run_is_open_once_and_its_images_must_be_here(run, session):
         Path(image).unlink()
     with pytest.raises(DataError, match="is on this machine"):
         session.must_have_images()
+
+
+def test_adapting_again_repeats_what_no_config_file_may_set(run):
+    config = read_yaml(run / "config.yaml")
+    write_yaml(
+        run / "config.yaml", config | {"root": "/data", "cache": "store", "budget": None}
+    )
+    assert SecondRun(run).command.endswith("--set root=/data --set cache=store")
+    write_yaml(run / "config.yaml", config)
 
 
 def test_mistakes_on_the_command_line(run, tmp_path, refused):

@@ -18,9 +18,11 @@ from usfan.adaptation.thresholds import (
     TRAINING_IMAGES,
 )
 from usfan.maths.agreement import Interval
+from usfan.maths.measurement import NORMAL_95
 from usfan.maths.names import IN_DOUBT
 
 ALL_KNOWN = "if no image is of a new class"
+NORMAL_90 = 1.645
 WITH_UNKNOWN = "with unknown as a class of its own"
 
 
@@ -75,7 +77,7 @@ def half_width(structure: float, count: int) -> float:
     """Of the 90 % interval: the less of the structure the source model follows (κ), the wider. With few images it is
     wider too, by the error of a share among so many."""
     return math.hypot(
-        ACCURACY_ERROR * math.sqrt(1 - min(structure, 1.0)), 1.645 * 0.5 / math.sqrt(count)
+        ACCURACY_ERROR * math.sqrt(1 - min(structure, 1.0)), NORMAL_90 * 0.5 / math.sqrt(count)
     )
 
 
@@ -85,6 +87,15 @@ def believed_accuracy(score: EpochScore, estimate: AccuracyEstimate, doubt: floa
     if estimate.after is not None:
         return estimate.after.value
     return max(score.accuracy[1] * (1 - doubt / 2), 0.0)
+
+
+def with_labels(believed: float, measured: Interval) -> float:
+    """The believed accuracy and the one that labels measured (95 %), weighted by their precision: a few labels say
+    little, and labels of changed images say nothing of the others."""
+    error = ACCURACY_ERROR / NORMAL_90
+    spread = (measured.high - measured.low) / (2 * NORMAL_95)
+    weight = error**2 / (error**2 + spread**2)
+    return believed + weight * (measured.value - believed)
 
 
 def of_adapted(share: Interval, earlier: object, confidence: float) -> Interval | None:

@@ -9,6 +9,7 @@ Shapes: N images, K classes, L labels to learn from.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from usfan.adaptation.estimate import percentages
 from usfan.adaptation.guard import GuardDecision
+from usfan.adaptation.verdict import difference_text
 from usfan.maths.decision import NO_ANSWER, SKIPPED, decide
 from usfan.maths.judgement import Judgement, judge
 from usfan.maths.measurement import measured_accuracy
 from usfan.maths.names import TargetNaming
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,14 @@ class LabelEvidence:
             table[naming.labels.all_rows.cpu()] = SKIPPED
         if judge_labels is None or not bool((judge_labels >= 0).any()):
             return cls(None, learned)
-        table = torch.where(judge_labels >= 0, judge_labels, table)
-        return cls(judge(before.cpu(), after.cpu(), table), learned)
+        table = torch.where(judge_labels != NO_ANSWER, judge_labels, table)
+        judged = judge(before.cpu(), after.cpu(), table)
+        if judged.answers == 0:
+            log.warning(
+                "judge labels count in the order in which usfan asks; none of yours begins it"
+            )
+            return cls(None, learned)
+        return cls(judged, learned)
 
     @property
     def judgement(self) -> Judgement | None:
@@ -60,25 +70,28 @@ class LabelEvidence:
         return judgements[0] if judgements else None
 
     @property
-    def preferred(self) -> str | None:
-        """The model that the labels speak for: adapted, source, or None. A model that learned from labels needs less
-        evidence to be kept than to be dropped."""
+    def preference(self) -> tuple[str, Judgement] | None:
+        """The model that the labels speak for, adapted or source, and the judgement that says so. A model that learned
+        from labels needs less evidence to be kept than to be dropped, unless random images speak against it."""
         decided = {"better": "adapted", "worse": "source"}
-        for judgement in (self.judged, self.learned):
-            if judgement and judgement.decision.value in decided:
-                return decided[judgement.decision.value]
-        if self.learned and self.learned.decision.difference.value > 0:
-            return "adapted"
+        judgement = self.judgement
+        if judgement is None or judgement.decision.value == "no difference":
+            return None
+        if judgement.decision.value in decided:
+            return decided[judgement.decision.value], judgement
+        against = self.judged is not None and self.judged.decision.difference.value < 0
+        if self.learned and self.learned.decision.difference.value > 0 and not against:
+            return "adapted", self.learned
         return None
 
     def follow(self, decision: GuardDecision, latest: int) -> GuardDecision:
         """The guard's decision, or that of the labels if they speak; `latest` is the last epoch."""
-        judgement = self.judgement
-        if judgement is None or self.preferred in (None, decision.kept):
+        if self.preference is None or self.preference[0] == decision.kept:
             return decision
-        gain = 100 * judgement.difference
-        reason = f"your labels decide: {gain:+.0f} points by {judgement.answers} labels"
-        if self.preferred == "adapted":
+        model, judgement = self.preference
+        gain = difference_text(judgement.decision.difference)
+        reason = f"your labels decide: {gain} by {judgement.answers} labels"
+        if model == "adapted":
             return GuardDecision("adapted", latest, f"{reason}; adapted model kept", latest)
         return GuardDecision("source", 0, f"{reason}; source model kept", decision.candidate)
 

@@ -23,6 +23,7 @@ from usfan.adaptation.estimate import (
     AccuracyEstimate,
     believed_accuracy,
     estimate_accuracy,
+    with_labels,
 )
 from usfan.adaptation.guard import Guard, GuardDecision, looked_at
 from usfan.adaptation.guidance import REJECTING, Guidance
@@ -85,6 +86,10 @@ class Adaptation:
     """Distance of the images from the training images, relative to the spread of these."""
     replay: Stepper | None
     evidence: LabelEvidence
+    source_doubt: float | None
+    """Share of the images whose cluster the source model may name wrongly; None if there are no clusters."""
+    decisions: tuple[Tensor, Tensor]
+    """N predictions of the source model and of the adapted one, whichever is kept."""
 
     def __init__(
         self,
@@ -165,7 +170,12 @@ class Adaptation:
         if self.plan.config.setting == "auto":
             self.decide_setting(before, class_probs)
         self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
-        self.naming = self.name_images(before, class_probs)
+        labels = self.inputs.user_labels
+        self.naming = self.name_images(before, class_probs, labels)
+        naming = self.naming
+        if labels is not None:  # which settle the names of clusters, not the source model's own
+            naming = self.name_images(before, class_probs, None)
+        self.source_doubt = None if naming is None else naming.naming.share_in_doubt
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -182,19 +192,20 @@ class Adaptation:
         after = self.train(before, self.resume())
         decision = self.guard.finish()
         self.evidence = LabelEvidence()
-        if not self.guard.collapsed:
+        collapsed = self.guard.collapsed
+        if collapsed:
+            self.classifier.load_state_dict(self.guard.state)
+            after = self.outputs()
+        self.decisions = (self.predictions(before), self.predictions(after))
+        if not collapsed:
             self.evidence = LabelEvidence.of(
-                self.predictions(before),
-                self.predictions(after),
-                self.inputs.judge_labels,
-                self.naming,
+                *self.decisions, self.inputs.judge_labels, self.naming
             )
             if self.guard.enabled:
                 decision = self.evidence.follow(decision, self.guard.latest)
-        if decision.epoch != self.guard.latest:
-            state = self.guard.state if decision.epoch else self.source_state
-            self.classifier.load_state_dict(state)
-            after = self.outputs()
+        if decision.epoch == 0:
+            self.classifier.load_state_dict(self.source_state)
+            after = before
         return after, decision
 
     def decide_setting(self, before: Outputs, class_probs: Tensor) -> None:
@@ -224,14 +235,16 @@ class Adaptation:
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
 
-    def name_images(self, before: Outputs, class_probs: Tensor) -> TargetNaming | None:
+    def name_images(
+        self, before: Outputs, class_probs: Tensor, labels: UserLabels | None
+    ) -> TargetNaming | None:
         """Clusters of the target, named by the source model's N × K predictive and the user; None if there is nothing
         to cluster."""
         if min(before.logits.shape) < 2:
             return None
         witness = self.inputs.witness
         view = View.of(before.features if witness is None else witness)
-        return name_target(view, class_probs, self.plan.config.setting, self.inputs.user_labels)
+        return name_target(view, class_probs, self.plan.config.setting, labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
         """Other features of the images at some positions, for the search for new classes; None if there are none."""
@@ -457,14 +470,7 @@ class Adaptation:
         after: Outputs,
         seconds: float,
     ) -> AdaptedModel:
-        estimate = estimate_accuracy(
-            self.guard.score_of(decision.epoch),
-            count=len(self.guard.rows),
-            doubt=self.doubt,
-            pretrained=self.source.pretrained,
-            shift=self.shift,
-            rejects=self.guide.rejects,
-        )
+        estimate = self.estimate(decision.epoch)
         history = self.history(decision, seconds, estimate)
         temperature = self.confidence_temperature(decision, after, estimate)
         after = dataclasses.replace(after, probs=(after.logits / temperature).softmax(dim=1))
@@ -483,6 +489,7 @@ class Adaptation:
             unreadable,
             tuple(self.path),
             naming=self.naming,
+            decisions=self.decisions,
         )
         return AdaptedModel(
             network,
@@ -501,6 +508,17 @@ class Adaptation:
             passes,
         )
 
+    def estimate(self, epoch: int) -> AccuracyEstimate:
+        """Accuracy of the source model and of the one after an epoch."""
+        return estimate_accuracy(
+            self.guard.score_of(epoch),
+            count=len(self.guard.rows),
+            doubt=self.source_doubt,
+            pretrained=self.source.pretrained,
+            shift=self.shift,
+            rejects=self.guide.rejects,
+        )
+
     @property
     def doubt(self) -> float | None:
         """Share of the images whose cluster may have a wrong name."""
@@ -512,9 +530,9 @@ class Adaptation:
         after: Outputs,
         estimate: AccuracyEstimate,
     ) -> float:
-        """T of the model that is kept: its mean confidence is its measured or estimated accuracy. Without the guard,
+        """T of the model that is kept: its mean confidence is its accuracy, estimated and measured. Without the guard,
         the last iterate stays as it is."""
-        doubt = self.doubt
+        doubt = self.source_doubt
         if not self.plan.method.adapts or not self.plan.config.guard or doubt is None:
             return 1.0
         score = self.guard.score_of(decision.epoch)
@@ -522,7 +540,7 @@ class Adaptation:
         judgement = self.evidence.judgement
         if judgement is not None:
             measured = judgement.adapted if decision.epoch else judgement.source
-            accuracy = measured.value
+            accuracy = with_labels(accuracy, measured)
         return matching_temperature(after.logits, accuracy)
 
     def history(
@@ -535,9 +553,11 @@ class Adaptation:
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
         doubt = self.doubt
-        judged = self.guard.score_of(decision.candidate)
         verdict = verdict_of(
-            judged, estimate, self.evidence.judgement, classes=len(self.source.classes)
+            self.guard.score_of(decision.candidate),
+            self.estimate(decision.candidate),
+            self.evidence.judgement,
+            classes=len(self.source.classes),
         )
         return {
             "method": config.method,

@@ -2,8 +2,8 @@
 
     source model 1 … S, trained apart → adapt each → weights from what they say of the target → one mixture
 
-Source data never meet, and labels are not used. `maths.source_mixture` mixes the outputs of the
-members on the target, before and after.
+Source data never meet. Labels that only compare models judge the mixture. `maths.source_mixture` mixes the
+outputs of the members on the target, before and after.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from usfan.adaptation.estimate import AccuracyEstimate, believed_accuracy, estimate_accuracy
+from usfan.adaptation.estimate import (
+    AccuracyEstimate,
+    believed_accuracy,
+    estimate_accuracy,
+    with_labels,
+)
 from usfan.adaptation.guard import Guard, looked_at
 from usfan.adaptation.guidance import REJECTING, UNEVEN
+from usfan.adaptation.label_evidence import LabelEvidence
 from usfan.adaptation.methods import Method
 from usfan.adaptation.naming import name_target
 from usfan.adaptation.target_classes import setting_of
@@ -60,8 +67,10 @@ def mix_adapted(
     config: AdaptConfig,
     method: Method,
     sources: Sequence[str] = (),
+    judge_labels: Tensor | None = None,
 ) -> MixtureModel:
-    """The mixture of models that were adapted to the same images. `sources` are their names for the record."""
+    """The mixture of models that were adapted to the same images. `sources` are their names for the record,
+    `judge_labels` N labels that only compare models."""
     passes = [passes_of(model) for model in members]
     first = passes[0]
     if any(not torch.equal(one.positions, first.positions) for one in passes):
@@ -74,6 +83,9 @@ def mix_adapted(
     if any(model.unknown_rule is not None for model in members):
         mixture.unknown_rule = method.split.rule(after, method.split.decision)
     path = (before.logits.argmax(dim=1), after.logits.argmax(dim=1))
+    decisions = path
+    if mixture.unknown_rule is not None:
+        decisions = (method.split.labels(before), method.split.labels(after))
     mixture.passes = dataclasses.replace(
         first,
         before=before,
@@ -81,8 +93,10 @@ def mix_adapted(
         path=path,
         labelled=None,
         naming=joint_naming(mixture, members, before),
+        decisions=decisions,
     )
-    guard = judge_mixture(mixture, members, method)
+    guard = judge_mixture(mixture, members, decisions)
+    evidence = LabelEvidence.of(*decisions, judge_labels, None)
     names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
     naming = mixture.passes.naming
     doubt = None if naming is None else naming.naming.share_in_doubt
@@ -94,9 +108,13 @@ def mix_adapted(
         pretrained=all(model.pretrained for model in members),
         rejects=mixture.unknown_rule is not None,
     )
-    mixture.history = history_of(mixture, members, config, names, guard, estimate, doubt)
+    mixture.history = history_of(
+        mixture, members, config, names, guard, estimate, doubt, evidence
+    )
     if method.adapts and config.guard and doubt is not None:
         believed = believed_accuracy(score, estimate, doubt)
+        if evidence.judgement is not None:
+            believed = with_labels(believed, evidence.judgement.adapted)
         mixture.confidence_temperature = matching_temperature(after.logits, believed)
         after = dataclasses.replace(after, probs=mixture.rescale(after.logits))
         mixture.passes = dataclasses.replace(mixture.passes, after=after)
@@ -118,14 +136,11 @@ def joint_naming(
 
 
 def judge_mixture(
-    mixture: MixtureModel, members: Sequence[AdaptedModel], method: Method
+    mixture: MixtureModel, members: Sequence[AdaptedModel], labels: tuple[Tensor, Tensor]
 ) -> Guard:
-    """The guard's figures of the mixture: it scores, and decides nothing."""
+    """The guard's figures of the mixture, by its N predictions before and after: it scores, and decides nothing."""
     passes = passes_of(mixture)
-    labels = list(passes.path)
     rejects = mixture.unknown_rule is not None
-    if rejects:
-        labels = [method.split.labels(passes.before), method.split.labels(passes.after)]
     rows = looked_at(len(labels[0])).to(labels[0].device)
     draws = []
     for number, model in enumerate(members):
@@ -148,6 +163,7 @@ def history_of(
     guard: Guard,
     estimate: AccuracyEstimate,
     doubt: float | None,
+    evidence: LabelEvidence,
 ) -> dict[str, Any]:
     """The figures for metrics.json: the guard's decision for each member, and the figures of any run for the
     mixture."""
@@ -177,7 +193,9 @@ def history_of(
     settings = dataclasses.asdict(config)
     if classes:
         settings["setting"] = classes["setting"]
-    score = guard.history[-1]
+    verdict = verdict_of(
+        guard.history[-1], estimate, evidence.judgement, classes=len(mixture.classes)
+    )
     return {
         "method": config.method,
         "epochs": config.epochs,
@@ -186,7 +204,8 @@ def history_of(
         "classes": classes,
         "guard": {"on": config.guard, "kept": choice, "reason": "; ".join(reasons)},
         "doubt": None if doubt is None else round(doubt, 4),
-        "verdict": verdict_of(score, estimate, classes=len(mixture.classes)).to_dict(),
+        "verdict": verdict.to_dict(),
+        "labelled": evidence.to_dict(),
         "estimated_accuracy": estimate.to_dict(),
         "validators": validators,
         "settings": settings,

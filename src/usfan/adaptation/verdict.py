@@ -18,6 +18,9 @@ ASSUMPTION = "if the source model names its classes rightly"
 USUAL_ANSWERS = 14
 """Labels that decide half of the clear differences (docs/studies/labels.md)."""
 LABEL = "usfan label RUN"
+TOLD = 0.5
+"""Width of the interval of a measured accuracy that is worth telling: labels of changed images say nothing of the
+others."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,12 @@ def measured_verdict(judgement: Judgement) -> Verdict:
     answers = f"{judgement.answers} label{'s' * (judgement.answers != 1)}"
     if judgement.held_out:
         answers += ", each held out in turn"
-    figures = (
-        f"{range_text(judgement.source)} right before, {range_text(judgement.adapted)} after"
-    )
+    figures = difference_text(judgement.decision.difference)
+    adapted = judgement.adapted
+    if adapted.high - adapted.low < TOLD:
+        figures += (
+            f", {range_text(judgement.source)} right before and {range_text(adapted)} after"
+        )
     if decision.value in ("better", "worse"):
         return Verdict(
             decision.value, f"The adapted model is {decision.value}, by {answers}: {figures}."
@@ -93,6 +99,12 @@ def measured_verdict(judgement: Judgement) -> Verdict:
 
 def ask(count: int) -> str:
     return f"label {count} image{'s' * (count != 1)}: {LABEL}"
+
+
+def difference_text(gain: Interval) -> str:
+    """`+10 points (5 to 12)`."""
+    value, low, high = (round(100 * end) for end in (gain.value, gain.low, gain.high))
+    return f"{value:+d} points ({low:+d} to {high:+d})"
 
 
 def range_text(share: Interval) -> str:

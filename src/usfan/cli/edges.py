@@ -241,7 +241,9 @@ def say_adapted(
         if history["kept_epoch"]
         else f"{out}: adaptation was tried with {model.method}; the source model is kept"
     )
-    say(f"verdict: {Verdict(**history['verdict']).in_folder(shlex.quote(out))}")
+    verdict = Verdict(**history["verdict"])
+    # a private run has no paths of images to ask about
+    say(f"verdict: {verdict.sentence if private else verdict.in_folder(shlex.quote(out))}")
     say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
     if not history.get("labelled"):  # else the verdict has measured figures
         estimate = describe_estimate(history["estimated_accuracy"])

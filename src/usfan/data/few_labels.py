@@ -24,6 +24,7 @@ from usfan.data.lists import absolute, entries_of, read_text
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.errors import DataError, option
+from usfan.maths.decision import SKIPPED
 
 NONE = -1
 """Stands for an image without a label."""
@@ -54,7 +55,7 @@ class FewLabels:
     learn: Tensor
     """N: labels to learn from."""
     judge: Tensor
-    """N: labels that only compare models."""
+    """N: labels that only compare models; `SKIPPED` for an image that nobody can tell."""
 
     @property
     def all(self) -> Tensor:
@@ -79,7 +80,8 @@ def few_labels(
         raise DataError(
             f"labels must have one entry per image, {len(data)}, with −1 for none; got {tuple(labels.learn.shape)}"
         )
-    if bool((labels.all < NONE).any() | (labels.all > len(classes)).any()):
+    least = min(int(labels.learn.min()), int(labels.judge.clamp_min(NONE).min()))
+    if least < NONE or bool((labels.all > len(classes)).any()):
         raise DataError(
             f"labels must be from 0 to {len(classes) - 1}, {len(classes)} for none of the classes, or −1 for none"
         )
@@ -119,9 +121,11 @@ def _tables(
         folders.append(common_folder(data.paths))
     table = torch.full((len(data),), NONE)
     is_judge = torch.zeros(len(data), dtype=torch.bool)
+    skipped = []
     for place, image, name, question in _rows(labels):
         position = _position(place, image, data, positions, folders)
         if name.casefold() == SKIP:
+            skipped.append(position)
             continue
         number = class_number(place, name, model, open_set)
         previous = int(table[position])
@@ -133,7 +137,11 @@ def _tables(
         table[position] = number
         is_judge[position] = question == JUDGE
     none = torch.full_like(table, NONE)
-    return FewLabels(torch.where(is_judge, none, table), torch.where(is_judge, table, none))
+    judge = torch.where(is_judge, table, none)
+    for position in skipped:
+        if table[position] == NONE:
+            judge[position] = SKIPPED
+    return FewLabels(torch.where(is_judge, none, table), judge)
 
 
 def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str]]:

@@ -14,6 +14,9 @@ from usfan.files import Folder
 from usfan.labelling.answers import ANSWERS_FILE
 from usfan.metrics.stored_images import read_mapping
 
+REPEATED = ("root", "cache", "budget")
+"""Settings that no config file may set. Labels are asked only for a run that was made here, so these are the user's."""
+
 
 class SecondRun:
     """The adaptation with the labels of a run."""
@@ -26,6 +29,9 @@ class SecondRun:
         """The last line that the child wrote."""
         settings = read(run, "config.yaml")
         source = settings.get("source")
+        self.pairs = [f"{name}={settings[name]}" for name in REPEATED if settings.get(name)]
+        if str(settings.get("witness")).endswith(":timm"):  # a config file may download nothing
+            self.pairs.append(f"witness={settings['witness']}")
         paths = [*(source if isinstance(source, list) else [source]), settings.get("data")]
         self.missing = ", ".join(str(path) for path in paths if not os.path.exists(str(path)))
         """What is not here of the source model and the data."""
@@ -34,7 +40,8 @@ class SecondRun:
     def words(self) -> list[str]:
         config = str(self.run / "config.yaml")
         labels = str(self.run / ANSWERS_FILE)
-        return ["adapt", "--config", config, "--labels", labels, "--out", str(self.out)]
+        words = ["adapt", "--config", config, "--labels", labels, "--out", str(self.out)]
+        return words + [word for pair in self.pairs for word in ("--set", pair)]
 
     @property
     def command(self) -> str:

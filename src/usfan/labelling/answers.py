@@ -19,6 +19,7 @@ from torch import Tensor
 
 from usfan.data.decoding.decode import one_line
 from usfan.data.few_labels import JUDGE, NAME, SKIP
+from usfan.data.labels import canonical
 from usfan.data.lists import entries_of, read_text
 from usfan.errors import DataError
 from usfan.files import whole_file
@@ -49,10 +50,11 @@ def answers_of(text: str, name: str) -> list[Answer]:
     for entry in entries_of(text, name):
         if entry.label is None:
             continue
-        kind = entry.question or NAME
+        kind = (entry.question or NAME).casefold()
         if kind not in (NAME, JUDGE):
             raise DataError(f"{entry.place}question must be name or judge; got {kind}")
-        answer = Answer(entry.path, entry.label, kind)
+        label = SKIP if entry.label.casefold() == SKIP else entry.label
+        answer = Answer(entry.path, label, kind)
         previous = answers.pop(entry.path, answer)
         if previous.label != answer.label:
             raise DataError(
@@ -69,12 +71,12 @@ def answer_table(
     """N classes that answer questions of this kind: K for none of them, `NO_ANSWER`, or `SKIPPED` for images that do
     not count."""
     rows = {image: row for row, image in enumerate(images)}
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {canonical(name): number for number, name in enumerate(classes)}
     table = torch.full((len(images),), NO_ANSWER)
     for answer in answers:
         number = SKIPPED
         if answer.question == kind and answer.label != SKIP:
-            number = numbers.get(answer.label, len(numbers))
+            number = numbers.get(canonical(answer.label), len(numbers))
         table[rows[answer.image]] = number
     return table
 

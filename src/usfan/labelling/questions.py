@@ -6,13 +6,14 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, FewLabels
+from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, SKIP, FewLabels
 from usfan.data.sources import ImageData
 from usfan.errors import ConfigError
 from usfan.files import whole_file
 from usfan.labelling.answers import ANSWERS_FILE, Answer, read_answers, write_answers
 from usfan.labelling.board import Board, Question
 from usfan.labelling.target import LabelTarget
+from usfan.maths.decision import SKIPPED
 from usfan.maths.objectives import certainty_weights
 from usfan.metrics.changes import image_names, passes_of
 from usfan.metrics.predictions import cell, open_table
@@ -111,4 +112,6 @@ def given_answers(few: FewLabels, data: ImageData, classes: Sequence[str]) -> li
     for kind, table in ((NAME, few.learn), (JUDGE, few.judge)):
         for position in (table >= 0).nonzero().flatten().tolist():
             answers.append(Answer(data.where(position), names[int(table[position])], kind))
+    for position in (few.judge == SKIPPED).nonzero().flatten().tolist():
+        answers.append(Answer(data.where(position), SKIP, JUDGE))
     return answers

@@ -54,14 +54,18 @@ class LabelTarget:
         if naming is None:
             raise DataError("too few images or classes: there is nothing to ask about")
         rows = torch.arange(len(passes.after))
+        before, after = passes.decisions or (
+            model.decide(passes.before),
+            model.decide(passes.after),
+        )
         return cls(
             model.classes,
             tuple(images or image_names(passes, rows, None)),
             naming.view,
             naming.source,
             naming.setting,
-            model.decide(passes.before).cpu(),
-            model.decide(passes.after).cpu(),
+            before.cpu(),
+            after.cpu(),
             naming.naming.share_in_doubt,
         )
 
@@ -92,7 +96,6 @@ class LabelTarget:
             View(table.tensors["view"].float(), table.tensors["near"].long()),
             table.tensors["names_before"].double(),
             str(metrics.get("setting", "closed")),
-            table.predicted["before"],
-            table.decisions("after"),
+            *table.judged,
             float(doubt) if isinstance(doubt, (int, float)) else 1.0,
         )

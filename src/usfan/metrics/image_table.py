@@ -100,6 +100,9 @@ def image_tensors(model: AdaptedModel, labels: Tensor | None) -> dict[str, Tenso
         tensors["view"] = passes.naming.view.features.half()
         tensors["near"] = passes.naming.view.near.int()
         tensors["names_before"] = passes.naming.source.half()
+    if passes.decisions is not None:
+        for when, labels_of in zip(("before", "after"), passes.decisions, strict=True):
+            tensors[f"decisions_{when}"] = labels_of.int()
     if model.unknown_rule is not None:
         tensors["unknown"] = model.flag_unknown(passes.after)
     if labels is not None:

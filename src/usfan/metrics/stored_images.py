@@ -33,7 +33,8 @@ NAMES_FILE = "samples.json"
 TABLES = ("probs_before", "probs_after", "posterior_before", "posterior_after")
 MAPS = ("features_before", "features_after")
 VECTORS = ("weight", "entropy_before", "entropy_after")
-WHOLE = ("labels", "unknown")
+DECISIONS = ("decisions_before", "decisions_after")
+WHOLE = ("labels", "unknown", *DECISIONS)
 """Vectors of whole numbers, which a run may have."""
 NAMING = ("view", "near", "names_before")
 """What questions need, which a run may have."""
@@ -86,6 +87,15 @@ class ImageTable:
         if when == "after" and self.unknown is not None:
             return torch.where(self.unknown, len(self.classes), predicted)
         return predicted
+
+    @property
+    def judged(self) -> tuple[Tensor, Tensor]:
+        """N predictions of the two models that labels compare: the source model, and the adapted one, whichever is
+        kept."""
+        if any(name not in self.tensors for name in DECISIONS):
+            return self.predicted["before"], self.decisions("after")
+        before, after = (self.tensors[name].long() for name in DECISIONS)
+        return before, after
 
     def groups(self, when: str) -> dict[str, Tensor]:
         """Masks: correct, incorrect and (open set) unknown class; or all, if there are no labels."""
@@ -194,9 +204,10 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
     near = tensors.get("near", torch.zeros(1))
     if int(near.min()) < 0 or int(near.max()) >= N:
         raise DataError(f"near lies outside 0…{N - 1}")
-    labels = tensors.get("labels", torch.zeros(1))
-    if int(labels.min()) < 0 or int(labels.max()) > K:
-        raise DataError(f"labels lie outside 0…{K}")
+    for name in ("labels", *DECISIONS):
+        labels = tensors.get(name, torch.zeros(1))
+        if int(labels.min()) < 0 or int(labels.max()) > K:
+            raise DataError(f"{name} lie outside 0…{K}")
 
 
 def read_mapping(

@@ -26,7 +26,7 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
     blocks: list[Block] = []
     if answers:
         table = answer_table(answers, JUDGE, paths, images.classes)
-        judgement = judge(images.predicted["before"], images.decisions("after"), table)
+        judgement = judge(*images.judged, table)
         if judgement.answers:
             blocks.append(Note(measured_verdict(judgement).in_folder(run.name)))
         recent = answers[::-1][:most]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from usfan.adaptation.verdict import TOLD
 from usfan.report.formatting import is_number, mapping, number, percent, seconds
 from usfan.report.run import Run, is_epoch
 
@@ -138,8 +139,13 @@ def labelled_tiles(run: Run) -> list[tuple[str, str, str]]:
     tiles = []
     for model in ("source", "adapted"):
         accuracy = mapping(labelled.get(model))
-        if is_number(accuracy.get("value")):
-            tiles.append((f"accuracy, {model} model, {labels}", *with_interval(accuracy)))
+        if not is_number(accuracy.get("value")):
+            continue
+        figure, range_text = with_interval(accuracy)
+        low, high = accuracy.get("low"), accuracy.get("high")
+        if is_number(low) and is_number(high) and high - low >= 100 * TOLD:
+            figure = "not known"
+        tiles.append((f"accuracy, {model} model, {labels}", figure, range_text))
     return tiles
 
 

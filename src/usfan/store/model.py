@@ -60,6 +60,9 @@ class Passes:
     """Rows of the outputs whose labels the user gave to the adaptation."""
     naming: TargetNaming | None = None
     """Clusters of the target and their names before anything was trained."""
+    decisions: tuple[Tensor, Tensor] | None = None
+    """N predictions of the source model and of the adapted one, K for unknown. `after` is of the model that is kept, so
+    it may be the source model's."""
     images: ImageData | None = field(default=None, repr=False)
     """The images, without their labels, if `usfan.adapt` received an `ImageData`. Reports show them."""
 
