@@ -214,9 +214,12 @@ def how_to_continue(name: str, settings: Settings) -> str:
     if name not in ("train", "posterior", "adapt") or not Path(out, "config.yaml").is_file():
         return ""
     words = ["usfan", name, "--resume", "--out", out]
-    for flag in ("module", "cache", "budget"):
+    for flag in ("module", "budget"):
         if settings.get(flag) is not None:
             words += [f"--{flag}", str(settings[flag])]
+    cache = settings.get("cache")
+    if cache is not None:  # adapt has no flag for it
+        words += ["--set", f"cache={cache}"] if name == "adapt" else ["--cache", str(cache)]
     for flag, (pattern, _) in UNTRUSTED_VALUES.items():
         if pattern.fullmatch(str(settings.get(flag))):
             words += [f"--{flag.replace('_', '-')}", settings[flag]]
