@@ -594,7 +594,11 @@ def labels_table(family: str) -> str:
     cases = collections.defaultdict(dict)
     for row in rows:
         cases[row["method"], row["labels"]][row["task"], row["seed"]] = row["accuracy"]
-    today = [values.keys() for (method, _), values in cases.items() if method != "u-sfan++ 0.2"]
+    today = [
+        values.keys()
+        for (method, labels), values in cases.items()
+        if method != "u-sfan++ 0.2" and "noisy" not in labels
+    ]
     shared = set.intersection(*map(set, today))
     lines = []
     for method, kind in (

@@ -201,7 +201,7 @@ def adapt(
         setting: Which classes the images show: auto, closed, partial, open or universal.
         tune: Which parameters are trained: auto, affine, new, norm or all.
         witness: Frozen pretrained network: auto, none, NAME or NAME:WEIGHTS; or its features of the images.
-        guard: Whether to keep the source model if adaptation seems to have done harm.
+        guard: Whether to keep the adapted model only if the images show a gain.
         labels: Your own labels of a few of the images.
         epochs, lr, batch_size, seed: Of the training.
         uncertainty: Where certainty comes from: auto, posterior, point, mc-dropout or ensemble.

@@ -176,7 +176,7 @@ class AdaptConfig(OptimiserConfig):
     seed: int = number(0, 0, MOST_SEED)
     """Seed of the order of the images and their augmentation."""
     guard: bool = True
-    """Keep the source model if adaptation seems to have done harm; off keeps the model after the last epoch."""
+    """Keep the adapted model only if the images show a gain; off keeps the model after the last epoch."""
     preset: str = choice(*PRESETS)
     """default, paper (the paper's literal settings), authors (those of the method's published program) or shot (SHOT's
     recipe). --method chooses another method."""

@@ -150,7 +150,7 @@ def test_questions_none_of_these_and_skipped_images(photos, tmp_path):
     labels = read_labels(tmp_path / "labels.csv", photos, CLASSES)
     assert labels.learn.tolist() == [1, -1, -1, 3, -1, -1]
     assert labels.judge.tolist() == [-1, 2, 3, -1, -2, -1]
-    assert labels.all.tolist() == [1, 2, 3, 3, -1, -1]
+    assert labels.all.tolist() == [1, 2, 3, 3, -2, -1]
     (tmp_path / "labels.csv").write_text("path,label,question\n100CANON/0.png,mug,maybe\n")
     with pytest.raises(DataError, match=r"line 2: question is name or judge, not maybe"):
         read_labels(tmp_path / "labels.csv", photos, CLASSES)

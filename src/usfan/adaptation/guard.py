@@ -9,7 +9,7 @@ use, no better than the source model's. Two figures measure this; each has a bli
         source posterior's predictions name. It sees swapped classes, but expects equal shares.
 
 The source posterior says more about the names: a changed prediction is doubted if none of eight heads drawn from it
-gives it, and half of the doubted predictions count as wrong:
+gives it, and κ falls by half of the doubted share:
 
     e = (κ − |κ| u/2 + m) / 2    u: share of all images whose prediction is doubted; the source model's is 0
 

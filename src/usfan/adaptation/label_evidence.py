@@ -53,15 +53,15 @@ class LabelEvidence:
         judged = judge(before.cpu(), after.cpu(), table)
         if judged.answers == 0:
             log.warning(
-                "judge labels count in the order in which usfan asks; none of yours begins it"
+                "no judge label counts: the first image that usfan asks about has no answer"
             )
             return cls(None, learned)
         return cls(judged, learned)
 
     @property
     def judgement(self) -> Judgement | None:
-        """The judgement that counts: of random images, unless these are silent and the others are not. Answers about
-        random images may all come after one without an answer; then none counts (`maths.judgement`)."""
+        """The first judgement that is decided, that of random images first; if none is, that of random images if any
+        of them counts (`maths.judgement`)."""
         both = (self.judged, self.learned)
         judgements = [judgement for judgement in both if judgement and judgement.answers]
         for judgement in judgements:

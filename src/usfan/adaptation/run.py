@@ -173,7 +173,7 @@ class Adaptation:
         labels = self.inputs.user_labels
         self.naming = self.name_images(before, class_probs, labels)
         naming = self.naming
-        if labels is not None:  # which settle the names of clusters, not the source model's own
+        if labels is not None:  # they settle names, so the source model's doubt is measured without them
             naming = self.name_images(before, class_probs, None)
         self.source_doubt = None if naming is None else naming.naming.share_in_doubt
         self.open_guard(before)
@@ -188,7 +188,7 @@ class Adaptation:
             self.replay.release()
 
     def train_and_decide(self, before: Outputs) -> tuple[Outputs, GuardDecision]:
-        """The target as the model that is kept sees it, and the guard's decision."""
+        """Train; the outputs of the model that is kept, and the guard's decision."""
         after = self.train(before, self.resume())
         decision = self.guard.finish()
         self.evidence = LabelEvidence()

@@ -50,8 +50,8 @@ def verdict_of(
     *,
     classes: int,
 ) -> Verdict:
-    """From the guard's figures of the model that it judged, the estimated accuracies of both models, and the user's
-    answers about random images."""
+    """From the guard's figures of the model that it judged, the estimated accuracies of both models, and what the
+    user's labels say: about random images, or those that it learned from, held out in turn."""
     if judgement is not None and judgement.answers:
         return measured_verdict(judgement)
     if score.collapse:
@@ -75,7 +75,7 @@ def verdict_of(
 
 
 def measured_verdict(judgement: Judgement) -> Verdict:
-    """What answers about random images say."""
+    """The verdict of the user's labels."""
     decision = judgement.decision
     answers = f"{judgement.answers} label{'s' * (judgement.answers != 1)}"
     if judgement.held_out:

@@ -239,7 +239,7 @@ class StudyOptions:
     source_epochs: int | None = None
     """Epochs of the source training; set its other settings by --set source_NAME=VALUE."""
     guard: bool | None = None
-    """Keep the source model if adaptation seems to have done harm. Default: off."""
+    """Keep the adapted model only if the images show a gain. Default: off."""
     allow_counts: bool = False
     """Accept a data set with other numbers of images."""
     allow_classes: bool = False

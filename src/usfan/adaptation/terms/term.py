@@ -60,9 +60,9 @@ class Context:
     source: Outputs
     """The source model's outputs on the target."""
     witness: Tensor | None = None
-    """N × D' features of the target in a frozen pretrained network, or None."""
+    """N × (F + C): the target as the witness describes it, or None."""
     naming: TargetNaming | None = None
-    """Clusters of the target and their names by the source model, if a term asks for a witness."""
+    """Clusters of the target and their names; None with fewer than two images or classes."""
     uncertainty: Uncertainty | None = None
     """Source of certainty: the posterior of the source head, unless the run uses another."""
     user_labels: UserLabels | None = None
