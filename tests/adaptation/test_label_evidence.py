@@ -70,7 +70,10 @@ def test_answers_of_which_none_counts_say_nothing():
     """Answers about random images that all come after one without an answer: the labels that taught decide."""
     silent = dataclasses.replace(says("not yet", 0.0), answers=0)
     evidence = LabelEvidence(silent, says("not yet", 0.1, held_out=True))
-    assert "+10 points (+0 to +20) by 20 labels" in evidence.follow(GUARD["source"], latest=5).reason
+    assert (
+        "+10 points (+0 to +20) by 20 labels"
+        in evidence.follow(GUARD["source"], latest=5).reason
+    )
     assert LabelEvidence(silent, None).to_dict() is None
 
 

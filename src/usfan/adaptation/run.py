@@ -173,7 +173,9 @@ class Adaptation:
         labels = self.inputs.user_labels
         self.naming = self.name_images(before, class_probs, labels)
         naming = self.naming
-        if labels is not None:  # they settle names, so the source model's doubt is measured without them
+        if (
+            labels is not None
+        ):  # they settle names, so the source model's doubt is measured without them
             naming = self.name_images(before, class_probs, None)
         self.source_doubt = None if naming is None else naming.naming.share_in_doubt
         self.open_guard(before)
