@@ -232,6 +232,23 @@ def test_a_module_that_looks_at_its_layout_keeps_it(how):
     assert adapted.classifier.channels_last is False
 
 
+class Flat(nn.Module):
+    """Takes the layout of its input for granted."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert images.is_contiguous()
+        return images.view(len(images), -1)
+
+
+def test_a_sequence_with_a_layer_that_looks_at_its_layout_keeps_it():
+    module = nn.Sequential(nn.Conv2d(3, 6, 5), nn.MaxPool2d(4), Flat(), nn.Linear(6 * 49, 3))
+    source = usfan.attach_posterior(module, pictures(), head="3", spec=SPEC)
+    adapted = usfan.adapt(source, pictures(), epochs=1, batch_size=4, guard=False)
+    assert torch.allclose(
+        adapted.predict(pictures()).probs, adapted.passes.after.probs, atol=1e-6
+    )
+
+
 def test_a_picture_is_predicted_as_its_array():
     source = usfan.attach_posterior(Net(), pictures(), head="top", spec=SPEC)
     picture = Image.fromarray(pictures(1)[0])

@@ -19,7 +19,7 @@ from usfan.errors import ConfigError, first_line
 
 LAYER_SETTINGS = ("bottleneck", "dropout", "head_bias", "head_norm")
 """Settings of the layers after the backbone."""
-LAYOUT_FREE = ("timm", "torch", "torchvision", "transformers", "usfan")
+LAYOUT_FREE = ("timm", "torch.nn", "torchvision", "transformers", "usfan")
 """Libraries whose networks give the same whether the channels come first or last."""
 
 
@@ -202,8 +202,10 @@ def ends_in_head(wrapped: WrappedClassifier, example: Tensor, output: object) ->
 
 
 def is_layout_free(network: nn.Module) -> bool:
-    """Whether the network comes from a library whose networks take the channels in either place."""
-    return type(network).__module__.split(".")[0] in LAYOUT_FREE
+    """Whether all its layers come from libraries whose layers take the channels in either place."""
+    places = (f"{type(layer).__module__}." for layer in network.modules())
+    prefixes = tuple(f"{library}." for library in LAYOUT_FREE)
+    return all(place.startswith(prefixes) for place in places)
 
 
 def lay_out(classifier: Classifier) -> Classifier:
