@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from usfan.errors import ConfigError
-from usfan.uncertainty.base import FitSettings, StoredSettings, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, FitSettings, StoredSettings, Uncertainty
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
 
@@ -59,11 +59,11 @@ class ScaledPoint(Uncertainty):
             posterior.weight, posterior.bias, tensors["losses"], float(settings["scale"] or 1)
         )
 
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return (self.scale * self.logits(features) / temperature)[:, None]
+    ) -> DrawsOfPart:
+        return lambda part: (self.scale * self.logits(features[part]) / temperature)[:, None]

@@ -61,7 +61,9 @@ def test_against_heads_one_by_one(kind, tau):
             torch.exp(torch.tensor(-oracle.own_entropy(mean))).item(), rel=1e-6
         )
         logits = torch.stack([weight @ z + bias for weight, bias in heads])
-        torch.testing.assert_close(tau * own.scaled_draws(FEATURES, tau, 16)[row], logits)
+        torch.testing.assert_close(
+            tau * own.part_draws(FEATURES, tau, 16)(slice(None))[row], logits
+        )
     torch.testing.assert_close(own.logits(FEATURES), FEATURES @ LAYER.weight.T + LAYER.bias)
     torch.testing.assert_close(
         own.predictive(FEATURES[2:4], tau, 16), probs[2:4]
@@ -79,7 +81,7 @@ def test_dropout_against_every_mask(rate):
         mean, mutual = oracle.mean_prediction(z, heads, shares, 0.4)
         torch.testing.assert_close(probs[row], mean, rtol=0, atol=0.015)
         assert float(information[row]) == pytest.approx(mutual, abs=0.015)
-    mean = own.scaled_draws(FEATURES, 1.0, 20_000).mean(dim=1)
+    mean = own.part_draws(FEATURES, 1.0, 20_000)(slice(None)).mean(dim=1)
     torch.testing.assert_close(mean, own.logits(FEATURES), rtol=0, atol=0.1)
 
 
@@ -121,7 +123,7 @@ def test_without_a_bias():
     own = trained_ensemble(None, members=2)
     assert own.member_biases is None
     assert set(own.tensors()) == {"member_weights"}
-    assert own.scaled_draws(FEATURES, 1.0, 128).shape == (7, 2, K)
+    assert own.part_draws(FEATURES, 1.0, 128)(slice(None)).shape == (7, 2, K)
     assert MCDropout(LAYER.weight, None, 0.5).predictive(FEATURES).shape == (7, K)
 
 

@@ -66,8 +66,8 @@ class OutputsGraph(nn.Module):
         if isinstance(model, MixtureModel):
             return model.mix([member(pixels) for member in self.members])
         features, logits = self.classifier((pixels - self.mean) / self.std)
-        draws = model.uncertainty.scaled_draws(features, model.temperature, model.samples)
-        posterior_probs, information = draw_moments(draws)
+        draws = model.uncertainty.part_draws(features, model.temperature, model.samples)
+        posterior_probs, information = draw_moments(draws(slice(None)))
         return Outputs(features, logits, model.rescale(logits), posterior_probs, information)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Features = Tensor | ArrayLike
 """B × D numbers: a tensor, or anything that numpy turns into an array."""
+DrawsOfPart = Callable[[slice], Tensor]
+"""A part of a batch → its B × M × K scaled logits."""
 StoredSettings = dict[str, float | str | None]
 """Settings in config.json."""
 Bounds = tuple[int, int] | tuple[float, float]
@@ -127,24 +129,32 @@ class Uncertainty(ABC):
         return {name: tensors[name] for name in tensors if name not in ("weight", "bias")}
 
     @abstractmethod
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """B × M × K logits f_m / τ: fixed draws, or fresh ones from a generator if the kind has them. ONNX traces this
-        function."""
+    ) -> DrawsOfPart:
+        """A function from a part of the batch to its B × M × K logits f_m / τ. Draws are fixed, or fresh ones from a
+        generator if the kind has them, the same for all parts. ONNX traces this function."""
 
     def draw_size(self, samples: int) -> int:
         """Number of values that the draws of one sample take at once."""
         return samples * len(self.weight)
 
+    def parts(self, rows: Tensor, samples: int) -> Iterator[slice]:
+        """Parts of a batch that are drawn at once."""
+        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
+        chunk = max(1, limit // self.draw_size(samples))
+        for start in range(0, len(rows), chunk):
+            yield slice(start, start + chunk)
+
     def logits(self, features: Features) -> Tensor:
         """The point estimate, B × K."""
         return torch.nn.functional.linear(self._checked(features), self.weight, self.bias)
 
+    @torch.no_grad()
     def predictive(
         self,
         features: Features,
@@ -152,8 +162,14 @@ class Uncertainty(ABC):
         samples: int = 128,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """p̂, B × K (Eq. 6)."""
-        return self.moments(features, temperature, samples, generator)[0]
+        """p̂, B × K (Eq. 6). Like `moments`, it carries no gradient."""
+        check_draws(temperature, samples)
+        rows = self._checked(features)
+        probs = rows.new_empty(len(rows), len(self.weight))
+        draws = self.part_draws(rows, temperature, samples, generator)
+        for part in self.parts(rows, samples):
+            probs[part] = draws(part).softmax(dim=-1).mean(dim=1)
+        return probs
 
     @torch.no_grad()
     def moments(
@@ -165,19 +181,13 @@ class Uncertainty(ABC):
     ) -> tuple[Tensor, Tensor]:
         """p̂, B × K, and the mutual information I, B: the epistemic part of its entropy. They carry no gradient:
         weights are constants of the loss. A part of the batch is drawn at a time."""
-        if not temperature > 0 or samples < 1:
-            raise UsfanError(
-                f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
-            )
+        check_draws(temperature, samples)
         rows = self._checked(features)
         probs = rows.new_empty(len(rows), len(self.weight))
         information = rows.new_empty(len(rows))
-        limit = CHUNK_ELEMENTS.get(rows.device.type, 1 << 24)
-        chunk = max(1, limit // self.draw_size(samples))
-        for start in range(0, len(rows), chunk):
-            part = slice(start, start + chunk)
-            draws = self.scaled_draws(rows[part], temperature, samples, generator)
-            probs[part], information[part] = draw_moments(draws)
+        draws = self.part_draws(rows, temperature, samples, generator)
+        for part in self.parts(rows, samples):
+            probs[part], information[part] = draw_moments(draws(part))
         return probs, information.clamp_min(0)
 
     def certainty(
@@ -204,7 +214,7 @@ class Uncertainty(ABC):
 
     @functools.cached_property
     def _fixed(self) -> dict[int, Tensor]:
-        """What the fixed draws share, by their number."""
+        """Tables of the fixed draws, by their number."""
         return {}
 
     def _checked(self, features: Features) -> Tensor:
@@ -222,6 +232,13 @@ def draw_moments(scaled_draws: Tensor) -> tuple[Tensor, Tensor]:
     p = log_p.exp()
     probs = p.mean(dim=1)
     return probs, entropy(probs) + (p * log_p).sum(dim=-1).mean(dim=1)
+
+
+def check_draws(temperature: float, samples: int) -> None:
+    if not temperature > 0 or samples < 1:
+        raise UsfanError(
+            f"temperature must be positive and samples at least 1; got {temperature} and {samples}"
+        )
 
 
 def as_features(values: Features) -> Tensor:

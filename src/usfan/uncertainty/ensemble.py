@@ -24,7 +24,7 @@ from torch import Tensor
 
 from usfan.config_checks import MOST_MEMBERS, between
 from usfan.errors import ConfigError
-from usfan.uncertainty.base import FitSettings, StoredSettings, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, FitSettings, StoredSettings, Uncertainty
 
 if TYPE_CHECKING:
     from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -95,18 +95,22 @@ class Ensemble(Uncertainty):
     def settings(self) -> StoredSettings:
         return {"members": len(self.member_weights)}
 
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
+    ) -> DrawsOfPart:
         M, K, D = self.member_weights.shape
         biases = None if self.member_biases is None else self.member_biases.reshape(M * K)
         weights = self.member_weights.reshape(M * K, D)
-        logits = torch.nn.functional.linear(features, weights, biases)
-        return logits.view(-1, M, K) / temperature
+
+        def draws(part: slice) -> Tensor:
+            logits = torch.nn.functional.linear(features[part], weights, biases)
+            return logits.view(-1, M, K) / temperature
+
+        return draws
 
     def draw_size(self, samples: int) -> int:
         return len(self.member_weights) * len(self.weight)

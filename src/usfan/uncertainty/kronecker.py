@@ -24,7 +24,7 @@ from torch import Tensor
 
 from usfan.config_checks import CURVATURE, DAMPING, one_of
 from usfan.errors import UsfanError
-from usfan.uncertainty.base import Features, StoredSettings, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, Features, StoredSettings, Uncertainty
 from usfan.uncertainty.fit import (
     Factors,
     append_one,
@@ -255,18 +255,22 @@ class KroneckerPosterior(Uncertainty):
         squares = (self._extended(features) @ self.feature_vectors).double().square()
         return (squares / ridge).sum(dim=1) / (a / ridge).sum()
 
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
+    ) -> DrawsOfPart:
         noise = self.noise(samples, generator)
         coefficients = self.eigen_variance(features).sqrt() @ self.basis.T
-        moved = (coefficients / temperature) @ noise.flatten(1)
-        mean = self.logits(features) / temperature
-        return moved.view(-1, *noise.shape[1:]).add_(mean[:, None, :])
+        mean = self.logits(features)
+
+        def draws(part: slice) -> Tensor:
+            moved = (coefficients[part] / temperature) @ noise.flatten(1)
+            return moved.view(-1, *noise.shape[1:]).add_((mean[part] / temperature)[:, None, :])
+
+        return draws
 
     def noise(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """E, R × M × K: of fresh draws, or of the fixed ones, which are made once for each M."""

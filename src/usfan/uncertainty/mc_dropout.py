@@ -19,7 +19,7 @@ from torch import Tensor
 
 from usfan.config_checks import DROPOUT_RATES, between
 from usfan.errors import ConfigError, option
-from usfan.uncertainty.base import FitSettings, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, FitSettings, Uncertainty
 
 if TYPE_CHECKING:
     from usfan.uncertainty.kronecker import KroneckerPosterior
@@ -77,15 +77,20 @@ class MCDropout(Uncertainty):
             )
         return requested or network or TRAINING_RATE
 
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        masked = features[:, None] * self.masks(samples)
-        return torch.nn.functional.linear(masked, self.weight, self.bias) / temperature
+    ) -> DrawsOfPart:
+        masks = self.masks(samples)
+
+        def draws(part: slice) -> Tensor:
+            masked = features[part, None] * masks
+            return torch.nn.functional.linear(masked, self.weight, self.bias) / temperature
+
+        return draws
 
     def draw_size(self, samples: int) -> int:
         return samples * sum(self.weight.shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.uncertainty.base import Features, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, Features, Uncertainty
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,14 +16,14 @@ class PointEstimate(Uncertainty):
 
     kind = "point"
 
-    def scaled_draws(
+    def part_draws(
         self,
         features: Tensor,
         temperature: float,
         samples: int,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        return self.logits(features)[:, None] / temperature
+    ) -> DrawsOfPart:
+        return lambda part: self.logits(features[part])[:, None] / temperature
 
     def draw_size(self, samples: int) -> int:
         return len(self.weight)
