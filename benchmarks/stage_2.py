@@ -32,5 +32,5 @@ def opened(
 def refresh(run: Adaptation, epoch: int) -> Outputs:
     """What comes before the steps of an epoch: a pass over the target, and new tables from it."""
     outputs = run.outputs()
-    run.guide.refresh(outputs, epoch / max(1, run.schedule.epochs))
+    run.guidance.refresh(outputs, epoch / max(1, run.schedule.epochs))
     return outputs

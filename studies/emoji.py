@@ -34,7 +34,7 @@ from studies.guard_study import kept_by_the_guard
 from torch import Tensor
 
 import usfan
-from usfan.adaptation.guard import looked_at
+from usfan.adaptation.guard import guard_rows
 from usfan.adaptation.thresholds import GUARD_DRAWS
 from usfan.adaptation.witness import testimony, whole
 from usfan.config import RuntimeConfig
@@ -252,7 +252,7 @@ def guarded(model: SourceModel, adapted: Any, store: Store, seen: Tensor) -> dic
     """What the guard keeps of a run, if this network judges it."""
     before = adapted.passes.before
     path = torch.stack([members.long() for members in adapted.passes.path])
-    rows = looked_at(len(store))
+    rows = guard_rows(len(store))
     draws = model.posterior.draws(before.features[rows], GUARD_DRAWS).argmax(dim=2)
     kept, estimate = kept_by_the_guard(before, path, draws, seen[rows], {})
     right = [

@@ -29,7 +29,7 @@ from usfan.adaptation.guard import (
     Guard,
     GuardDecision,
     choose_epoch,
-    looked_at,
+    guard_rows,
 )
 from usfan.adaptation.witness import thumbnails
 from usfan.config import RuntimeConfig
@@ -55,14 +55,14 @@ class Judges:
             _, _, targets = make_points(int(source.split("/")[-1]))
             points = targets[rest[0]]
             points = points - points.mean(dim=0)
-            return (points / points.std())[looked_at(len(points))]
+            return (points / points.std())[guard_rows(len(points))]
         if source.startswith("scratch"):
             images, labels = digits(self.file)[name]
             images = torch.from_numpy(
                 images[labels < int(rest[1])] if rest[1] != "None" else images
             )[:, None]
             return thumbnails(
-                Store(images, torch.arange(len(images))), looked_at(len(images)), self.runtime
+                Store(images, torch.arange(len(images))), guard_rows(len(images)), self.runtime
             )
         *domain, shift, classes = target.split("/")
         place = "-".join(domain)
@@ -71,7 +71,7 @@ class Judges:
             table = table[
                 torch.from_numpy(np.load(self.work / f"labels-{place}.npy")) < int(classes)
             ]
-        return table[looked_at(len(table))]
+        return table[guard_rows(len(table))]
 
 
 def kept_by_the_guard(
@@ -111,7 +111,7 @@ def judged(row: dict[str, Any], arrays: Any, judges: Judges) -> dict[str, Any]:
     setting = row.get("setting", "closed")
     run = old_guard.Run(path, figures[:, 0], figures[:, 1], probs, posterior, near, setting)
     old = old_guard.kept_epoch(run)
-    draws = stored(f"{key}|draws").long()[looked_at(len(path[0]))]
+    draws = stored(f"{key}|draws").long()[guard_rows(len(path[0]))]
     outputs = Outputs(probs, probs, probs, posterior, probs[:, 0])
     last, _ = old_guard.ended(run)  # both guards call the same thing a collapse
     finite = {

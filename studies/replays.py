@@ -5,7 +5,7 @@ often does the interval hold the truth?
 
 A RUN file is what `studies.families --keep FOLDER` keeps of one run. Without files, made populations are used:
 all combinations of size, changed share and difference, 0 included. Each replay draws a new judging order, asks as
-`judge_questions` does, and stops at the decision (looking after every answer) or after 200 answers.
+`comparison_questions` does, and stops at the decision (looking after every answer) or after 200 answers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from usfan.maths.decision import (
     CHANGED_FIRST,
     ERROR,
     WORTH_HAVING,
-    judge_questions,
-    judging_order,
+    comparison_order,
+    comparison_questions,
     log_wealth,
 )
 from usfan.maths.measurement import measured_accuracy, wilson
@@ -71,8 +71,8 @@ def replay(population: dict[str, Tensor], seed: int) -> dict[str, object]:
     adapted = population["adapted"]
     changed = population["changed"]
     size = len(source)
-    order = judging_order(size, seed)
-    rows = judge_questions(order, changed, torch.full((size,), -1), MOST_ANSWERS)
+    order = comparison_order(size, seed)
+    rows = comparison_questions(order, changed, torch.full((size,), -1), MOST_ANSWERS)
     is_changed = changed[rows]
     total = int(changed.sum())
     outcomes = (adapted[rows].double() - source[rows].double())[is_changed]

@@ -73,7 +73,7 @@ class RuntimeConfig(Config):
     precision: str = choice("auto", "32", "bf16")
     """auto (bf16 on a GPU and in OpenVINO, else 32), 32 or bf16."""
     engine: str = choice("auto", "torch", "openvino")
-    """What computes features without a gradient: torch, openvino (of usfan[fast], on a CPU), or auto (openvino for long
+    """Engine of passes without a gradient: torch, openvino (of usfan[fast], on a CPU), or auto (openvino for long
     passes, if it is installed and agrees with torch)."""
     compile: str = choice("auto", "graph", "on", "off")
     """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;

@@ -159,7 +159,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def looking(network: str) -> Iterator[None]:
+def network_name(network: str) -> Iterator[None]:
     """Passes inside are those of this network."""
     token = network_at_work.set(network)
     try:

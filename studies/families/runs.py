@@ -187,7 +187,7 @@ def outputs_of(model: AdaptedModel, table: Tensor) -> dict[str, Tensor]:
         "given": table.to(torch.int16),
     }
     if passes.naming is not None:
-        naming = passes.naming.naming
+        naming = passes.naming.clusters
         tensors["soft_labels"] = naming.known_labels.half()
         tensors["marginals"] = naming.marginals
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

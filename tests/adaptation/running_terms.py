@@ -54,9 +54,9 @@ def random_target(
 def running(term: Term, target: Outputs, *, runtime: Runtime = ALONE, seed: int = 0) -> Any:
     """The term after the first look at the target, at the start of its first epoch."""
     count, classes = target.logits.shape
-    guide = Guidance(count, Certainty(), Split(), "closed", runtime, None, 8)  # type: ignore[arg-type]
-    guide.known = guide.known.double()
-    started = term.started(Context(count, classes, runtime, 3, seed, guide, target))
+    guidance = Guidance(count, Certainty(), Split(), "closed", runtime, None, 8)  # type: ignore[arg-type]
+    guidance.known = guidance.known.double()
+    started = term.started(Context(count, classes, runtime, 3, seed, guidance, target))
     started.refresh(target)
     started.begin_epoch(0)
     return started

@@ -73,8 +73,10 @@ class Spy(Term):
     def refresh(self, outputs: Outputs) -> None:
         if self.trace.meddle is not None:
             self.trace.meddle(self.context)
-        guide = self.context.guide
-        self.trace.epochs.append(Epoch(outputs, guide.weights.clone(), guide.known.clone(), []))
+        guidance = self.context.guidance
+        self.trace.epochs.append(
+            Epoch(outputs, guidance.weights.clone(), guidance.known.clone(), [])
+        )
 
     def __call__(self, batch: Batch) -> Tensor:
         self.trace.epochs[-1].batches.append(
@@ -106,7 +108,7 @@ def spied_run(
     **settings: Any,
 ) -> Trace:
     """A run of the method, one batch of all 36 images an epoch, and what its terms saw. `meddle` may write into the
-    tables of the guide after each pass."""
+    tables of the guidance after each pass."""
     trace = Trace(meddle)
     given = {"epochs": 1, "batch_size": 36, "guard": False, **settings}
     with spied_method(method, trace) as name:

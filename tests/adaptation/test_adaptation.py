@@ -101,7 +101,7 @@ def test_terms_see_no_labels_but_given_ones_and_no_source_data():
         "runtime",
         "epochs",
         "seed",
-        "guide",
+        "guidance",
         "source",
         "witness",
         "naming",
@@ -230,7 +230,7 @@ def test_a_run_that_ended_is_freed_at_once(source):
     held = []
 
     def look(context):
-        held.append(weakref.ref(context.guide))
+        held.append(weakref.ref(context.guidance))
 
     trace = Trace(look)
     with spied_method("u-sfan+", trace) as name, no_collection():

@@ -46,9 +46,9 @@ def test_shot_im_and_usfan(weighted):
     target = random_target()
     term = running(InformationMaximization(), target)
     if weighted:
-        term.guide.weights = torch.rand(40, dtype=torch.float64)
+        term.guidance.weights = torch.rand(40, dtype=torch.float64)
     batch = batch_of(target, STEPS[0])
-    weights = term.guide.weights[STEPS[0]].double()
+    weights = term.guidance.weights[STEPS[0]].double()
     same(term(batch), authors.information(batch.logits, weights), batch)
 
 

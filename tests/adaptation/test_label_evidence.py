@@ -16,8 +16,8 @@ from usfan.data.few_labels import few_labels
 from usfan.labelling.questions import given_answers
 from usfan.labelling.target import LabelTarget
 from usfan.maths.agreement import Interval
-from usfan.maths.decision import Decision, judging_order
-from usfan.maths.judgement import SEED, Judgement
+from usfan.maths.decision import Decision, comparison_order
+from usfan.maths.model_comparison import SEED, ModelComparison
 from usfan.metrics.stored_images import table_of_model
 from usfan.workflow import reorder_labels
 
@@ -28,11 +28,11 @@ GUARD = {
 }
 
 
-def says(value: str, gain: float, *, held_out: bool = False) -> Judgement:
+def says(value: str, gain: float, *, held_out: bool = False) -> ModelComparison:
     decision = Decision(value, Interval(gain, gain - 0.1, gain + 0.1), 20, 5)
     source = Interval(0.5, 0.4, 0.6)
     adapted = Interval(0.5 + gain, 0.4 + gain, 0.6 + gain)
-    return Judgement(decision, source, adapted, 20, held_out)
+    return ModelComparison(decision, source, adapted, 20, held_out)
 
 
 @pytest.mark.parametrize("kept", list(GUARD))
@@ -105,7 +105,7 @@ def test_random_labels_reverse_the_guard_and_give_the_verdict(source, tmp_path):
 
 def test_a_skipped_image_does_not_end_the_judgement(source, tmp_path):
     data = squares()
-    order = judging_order(len(data), SEED).tolist()
+    order = comparison_order(len(data), SEED).tolist()
     rows = [f"{row},{source.classes[0]},judge" for row in order]
     rows[1] = f"{order[1]},Skip,judge"
     answers = tmp_path / "answers.csv"

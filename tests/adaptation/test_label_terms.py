@@ -183,7 +183,7 @@ def test_samples_judged_unknown_have_no_part_in_jmds():
     others, _ = jmds(moved.features, target.probs, known)
     assert torch.equal(labels[known > 0], others[known > 0])
     term = running(WeightedMixup(), target)
-    term.guide.known.copy_(known)
+    term.guidance.known.copy_(known)
     term.refresh(target)
     assert (term.scores[known == 0] == 0).all()
 

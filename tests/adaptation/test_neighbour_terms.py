@@ -177,7 +177,7 @@ def test_processes_share_the_bank_and_take_one_step(name, cut):
 def test_unknown_samples_do_not_count():
     target = random_target()
     term = running(AttractDisperse(), target)
-    term.guide.known[SAMPLES[3:]] = 0
+    term.guidance.known[SAMPLES[3:]] = 0
     batch = step(term, target)
     bank = oracle.Bank(target.features.tolist(), target.probs.tolist())
     bank.write(SAMPLES.tolist(), batch.features.tolist(), batch.probs.tolist())

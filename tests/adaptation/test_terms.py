@@ -36,9 +36,9 @@ def first_step(trace: Trace) -> tuple[dict[str, float], Tensor, Tensor]:
 
 
 def call_some_unknown(context) -> None:
-    context.guide.known.copy_((~UNKNOWN).float())
-    context.guide.diverse.copy_(
-        context.guide.known if context.guide.separates else torch.ones(36)
+    context.guidance.known.copy_((~UNKNOWN).float())
+    context.guidance.diverse.copy_(
+        context.guidance.known if context.guidance.separates else torch.ones(36)
     )
 
 
@@ -219,7 +219,7 @@ def test_the_memory_of_diversity_is_over_what_diversity_is_over(source, separati
     term = InformationMaximization(diversity_memory=0.9).started(context)
     term.refresh(epoch.outputs)
     share = epoch.known if separation else torch.ones(36)
-    assert torch.equal(context.guide.diverse, share)
+    assert torch.equal(context.guidance.diverse, share)
     close(term.marginal, objectives.global_mean(epoch.outputs.probs, objectives.alone, share))
 
 

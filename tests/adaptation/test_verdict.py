@@ -9,15 +9,15 @@ from usfan.adaptation.estimate import estimate_accuracy
 from usfan.adaptation.guard import EpochScore
 from usfan.adaptation.verdict import ASSUMPTION, verdict_of
 from usfan.maths.agreement import Interval
-from usfan.maths.decision import NO_ANSWER, judging_order
-from usfan.maths.judgement import SEED, judge
+from usfan.maths.decision import NO_ANSWER, comparison_order
+from usfan.maths.model_comparison import SEED, compare_models
 
 GAIN = EpochScore(2, 0.3, Interval(0.2, 0.15, 0.25), 0.8, (0.6, 0.8), (0.6, 0.8), (0.6, 0.8))
 
 
-def verdict(score=GAIN, doubt=0.02, judgement=None):
+def verdict(score=GAIN, doubt=0.02, comparison=None):
     estimate = estimate_accuracy(score, count=10**6, doubt=doubt, pretrained=True)
-    return verdict_of(score, estimate, judgement, classes=7)
+    return verdict_of(score, estimate, comparison, classes=7)
 
 
 def judged(before_right: int, after_right: int, answers: int = 40):
@@ -27,8 +27,8 @@ def judged(before_right: int, after_right: int, answers: int = 40):
     wrong = torch.ones(count, dtype=torch.long)
     before = torch.where(torch.arange(count) < before_right, truth, wrong)
     after = torch.where(torch.arange(count) >= count - after_right, truth, wrong + 1)
-    unanswered = judging_order(count, SEED)[answers:]
-    return judge(before, after, truth.index_fill(0, unanswered, NO_ANSWER))
+    unanswered = comparison_order(count, SEED)[answers:]
+    return compare_models(before, after, truth.index_fill(0, unanswered, NO_ANSWER))
 
 
 def test_a_certain_gain_is_better_under_the_assumption_that_names_are_right():
@@ -67,9 +67,9 @@ def test_a_gain_that_may_be_chance_is_unknown():
 
 
 def test_labels_decide_against_what_the_images_say():
-    assert verdict(judgement=judged(30, 2)).value == "worse"
-    assert verdict(judgement=judged(2, 30), doubt=0.9).value == "better"
-    few = verdict(judgement=judged(15, 20, answers=4))
+    assert verdict(comparison=judged(30, 2)).value == "worse"
+    assert verdict(comparison=judged(2, 30), doubt=0.9).value == "better"
+    few = verdict(comparison=judged(15, 20, answers=4))
     assert few.value == "unknown"
     assert "4 labels" in few.sentence
 
@@ -79,7 +79,7 @@ def test_labels_of_changed_images_tell_the_difference_and_no_accuracy():
     before = torch.zeros(count, dtype=torch.long)
     after = torch.where(torch.arange(count) < 40, 1, 0)
     answers = torch.where(torch.arange(count) < 40, 1, NO_ANSWER)
-    sentence = verdict(judgement=judge(before, after, answers)).sentence
+    sentence = verdict(comparison=compare_models(before, after, answers)).sentence
     assert sentence == "The adapted model is better, by 40 labels: +10 points (+10 to +10)."
 
 

@@ -135,12 +135,12 @@ class Watch(Term):
         self.seen: dict = {}
 
     def start(self, context: Context) -> None:
-        self.seen["guide"] = context.guide
+        self.seen["guidance"] = context.guidance
 
     def refresh(self, outputs: Outputs) -> None:
-        guide = self.seen["guide"]
+        guidance = self.seen["guidance"]
         self.seen["labels"] = nearest_centroid(
-            outputs.features, outputs.probs, threshold=guide.rare, mask=guide.known_mask
+            outputs.features, outputs.probs, threshold=guidance.rare, mask=guidance.known_mask
         )
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -158,12 +158,12 @@ def stage_2(
     METHODS["watched"] = dataclasses.replace(row, name="watched", terms=(*row.terms, watch))
     with recorded_updates() as seen:
         model = adapt(source, store, "watched", runtime=runtime, run=run, **settings)
-    guide = watch.seen["guide"]
+    guidance = watch.seen["guidance"]
     after = model.passes.after
     tables = {
-        "certainty": guide.weights,
+        "certainty": guidance.weights,
         "pseudo-labels": watch.seen["labels"],
-        "known": guide.known,
+        "known": guidance.known,
         "features": after.features,
         "posterior": after.posterior_probs,
         "kept epoch": torch.tensor(model.history["kept_epoch"]),

@@ -77,10 +77,10 @@ def test_answers_settle_names_and_judge():
     answer(board, truth, 5)
     assert (board.soft_labels.argmax(1) == truth).double().mean() > 0.95
     answer(board, truth, 30)
-    judgement = board.judgement
-    assert judgement.decision.value == "worse"
+    comparison = board.comparison
+    assert comparison.decision.value == "worse"
     share = float((target.after == truth).double().mean())
-    assert judgement.adapted.low <= share <= judgement.adapted.high
+    assert comparison.adapted.low <= share <= comparison.adapted.high
 
 
 def test_an_image_is_asked_about_once():

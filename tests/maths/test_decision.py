@@ -13,10 +13,10 @@ from usfan.maths.decision import (
     ERROR,
     NO_ANSWER,
     SKIPPED,
+    answered_prefix,
+    comparison_order,
+    comparison_questions,
     decide,
-    judge_questions,
-    judged_prefix,
-    judging_order,
     log_wealth,
     mean_bounds,
 )
@@ -51,7 +51,7 @@ def test_the_wealth_is_a_supermartingale_over_every_order(kinds: tuple[int, int,
 
 def test_the_interval_closes_on_the_truth() -> None:
     values = torch.tensor([1.0] * 30 + [-1.0] * 10 + [0.0] * 20, dtype=torch.float64)
-    values = values[judging_order(60, 3)]
+    values = values[comparison_order(60, 3)]
     assert mean_bounds(values[:0], 60) == (-1, 1)
     widths = []
     for count in (5, 20, 40, 60):
@@ -81,7 +81,7 @@ def test_wrong_decisions_are_rare_whenever_one_stops() -> None:
     values = torch.tensor([1.0] * 40 + [-1.0] * 40 + [0.0] * 20, dtype=torch.float64)
     wrong = 0
     for seed in range(1000):
-        order = values[judging_order(100, seed)][:60]
+        order = values[comparison_order(100, seed)][:60]
         both = [log_wealth(sign * order, zero(), 100) for sign in (1, -1)]
         wrong += float(torch.cat(both).max()) >= math.log(2 / ERROR)
     assert 0 < wrong <= 50
@@ -91,17 +91,17 @@ def test_a_clear_difference_takes_a_dozen_answers() -> None:
     values = torch.tensor([1.0] * 80 + [-1.0] * 5 + [0.0] * 15, dtype=torch.float64)
     answers = []
     for seed in range(200):
-        order = values[judging_order(100, seed)]
+        order = values[comparison_order(100, seed)]
         enough = log_wealth(order, zero(), 100)[0] >= math.log(2 / ERROR)
         answers.append(int(enough.double().argmax()))
     assert sorted(answers)[100] <= 14
 
 
 def test_questions_follow_the_order_and_prefixes_stop_at_the_first_gap() -> None:
-    order = judging_order(200, 1)
+    order = comparison_order(200, 1)
     changed = torch.arange(200) % 2 == 0
     answers = torch.full((200,), NO_ANSWER)
-    rows = judge_questions(order, changed, answers, 40)
+    rows = comparison_questions(order, changed, answers, 40)
     assert changed[rows[:CHANGED_FIRST]].all()
     assert int((~changed[rows]).sum()) == (40 - CHANGED_FIRST) // 2
     assert (
@@ -110,26 +110,26 @@ def test_questions_follow_the_order_and_prefixes_stop_at_the_first_gap() -> None
     )
     one_by_one = []
     for _ in range(40):
-        (row,) = judge_questions(order, changed, answers, 1).tolist()
+        (row,) = comparison_questions(order, changed, answers, 1).tolist()
         answers[row] = 0
         one_by_one.append(row)
     assert one_by_one == rows.tolist()
-    assert judged_prefix(order, changed, answers).tolist() == rows[changed[rows]].tolist()
+    assert answered_prefix(order, changed, answers).tolist() == rows[changed[rows]].tolist()
     answers[rows[2]] = NO_ANSWER
-    assert judged_prefix(order, changed, answers).tolist() == rows[:2].tolist()
+    assert answered_prefix(order, changed, answers).tolist() == rows[:2].tolist()
     answers[rows[2]] = SKIPPED
-    assert rows[2] not in judged_prefix(order, changed, answers)
-    assert len(judged_prefix(order, changed, answers)) == int(changed[rows].sum()) - 1
+    assert rows[2] not in answered_prefix(order, changed, answers)
+    assert len(answered_prefix(order, changed, answers)) == int(changed[rows].sum()) - 1
 
 
 def test_once_decided_questions_follow_the_shares() -> None:
     changed = torch.arange(100) < 20
-    rows = judge_questions(
-        judging_order(100, 0), changed, torch.full((100,), NO_ANSWER), 50, decided=True
+    rows = comparison_questions(
+        comparison_order(100, 0), changed, torch.full((100,), NO_ANSWER), 50, decided=True
     )
     assert int(changed[rows].sum()) == 10
-    everything = judge_questions(
-        judging_order(100, 0), changed, torch.full((100,), NO_ANSWER), 500
+    everything = comparison_questions(
+        comparison_order(100, 0), changed, torch.full((100,), NO_ANSWER), 500
     )
     assert sorted(everything.tolist()) == list(range(100))
 
@@ -152,7 +152,7 @@ def test_the_accuracy_interval_holds_the_truth(labels: tuple[int, int]) -> None:
     for seed in range(2000):
         strata = []
         for right, count in zip((changed, others), labels, strict=True):
-            strata.append((len(right), right[judging_order(len(right), seed)[:count]]))
+            strata.append((len(right), right[comparison_order(len(right), seed)[:count]]))
         interval = measured_accuracy(strata)
         held += interval.low <= truth <= interval.high
     assert held / 2000 >= 0.93

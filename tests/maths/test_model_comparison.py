@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from usfan.maths.decision import NO_ANSWER, SKIPPED
-from usfan.maths.judgement import judge, next_judged
+from usfan.maths.model_comparison import compare_models, next_compared
 
 
 def models(seed: int, count: int = 400):
@@ -23,20 +23,20 @@ def answered(truth, before, after, count):
     """`count` answers, one at a time, to what is asked."""
     answers = torch.full_like(truth, NO_ANSWER)
     for _ in range(count):
-        (row,) = next_judged(before, after, answers, 1).tolist()
+        (row,) = next_compared(before, after, answers, 1).tolist()
         answers[row] = truth[row]
     return answers
 
 
 def test_answers_decide_and_measure():
     truth, before, after = models(0)
-    empty = judge(before, after, torch.full_like(truth, NO_ANSWER))
+    empty = compare_models(before, after, torch.full_like(truth, NO_ANSWER))
     assert empty.decision.value == "not yet"
     assert (empty.adapted.low, empty.adapted.high) == pytest.approx((0, 1), abs=0.15)
-    judgement = judge(before, after, answered(truth, before, after, 60))
-    assert judgement.decision.value == "better"
-    assert judgement.answers == 60
-    for interval, predictions in ((judgement.source, before), (judgement.adapted, after)):
+    comparison = compare_models(before, after, answered(truth, before, after, 60))
+    assert comparison.decision.value == "better"
+    assert comparison.answers == 60
+    for interval, predictions in ((comparison.source, before), (comparison.adapted, after)):
         share = float((predictions == truth).double().mean())
         assert interval.low - 0.02 <= share <= interval.high + 0.02
         assert interval.high - interval.low < 0.35
@@ -44,16 +44,16 @@ def test_answers_decide_and_measure():
 
 def test_all_answers_are_the_truth():
     truth, before, after = models(1, 60)
-    judgement = judge(before, after, truth)
-    assert judgement.source.value == pytest.approx(float((before == truth).double().mean()))
-    assert judgement.adapted.low == pytest.approx(judgement.adapted.high)
+    comparison = compare_models(before, after, truth)
+    assert comparison.source.value == pytest.approx(float((before == truth).double().mean()))
+    assert comparison.adapted.low == pytest.approx(comparison.adapted.high)
 
 
 def test_the_other_way_round_is_worse_and_the_same_model_no_different():
     truth, before, after = models(2)
     answers = answered(truth, before, after, 60)
-    assert judge(after, before, answers).decision.value == "worse"
-    assert judge(before, before, answers).decision.value == "no difference"
+    assert compare_models(after, before, answers).decision.value == "worse"
+    assert compare_models(before, before, answers).decision.value == "no difference"
 
 
 def test_answers_keep_their_worth_for_the_next_model():
@@ -62,17 +62,17 @@ def test_answers_keep_their_worth_for_the_next_model():
     answers = answered(truth, before, after, 60)
     third = models(4)[2]
     third = torch.where(torch.rand(400) < 0.8, after, third)
-    again = judge(before, third, answers)
+    again = compare_models(before, third, answers)
     assert 0 < again.answers <= 60
 
 
 def test_skipped_images_and_images_of_no_class():
     truth, before, after = models(5)
     answers = torch.full_like(truth, NO_ANSWER)
-    first = next_judged(before, after, answers, 1)
+    first = next_compared(before, after, answers, 1)
     answers[first] = SKIPPED
-    assert next_judged(before, after, answers, 1) != first
+    assert next_compared(before, after, answers, 1) != first
     truth = torch.where(torch.arange(400) % 4 == 0, 5, truth)  # no class of the model
     answers = truth.clone()
-    judgement = judge(before, after, answers)
-    assert judgement.adapted.value == pytest.approx(float((after == truth).double().mean()))
+    comparison = compare_models(before, after, answers)
+    assert comparison.adapted.value == pytest.approx(float((after == truth).double().mean()))

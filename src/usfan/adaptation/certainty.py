@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.adaptation.thresholds import SHORT_RUN
 from usfan.config import Config, choice, number
 from usfan.config_checks import TEMPERATURES
@@ -55,7 +55,7 @@ class Certainty(Config):
                 "balance and anneal need weights per epoch: leave out refresh=step"
             )
 
-    def decide(self, facts: ModelFacts) -> Certainty:
+    def decide(self, facts: RunFacts) -> Certainty:
         """The same with every open setting decided from the facts."""
         averaged = self.refresh != "step" and self.normalise_weights
         balance = self.balance

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.estimate import estimate_accuracy, of_adapted
-from usfan.adaptation.guard import Guard, looked_at
+from usfan.adaptation.guard import Guard, guard_rows
 from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.naming import name_target
 from usfan.adaptation.target_classes import estimate_target_classes
@@ -39,7 +39,7 @@ from usfan.maths.names import View
 from usfan.maths.objectives import entropy
 from usfan.maths.outputs import Outputs
 from usfan.models.backbones import weights_hash
-from usfan.progress import looking
+from usfan.progress import network_name
 from usfan.store.model import MixtureModel, SourceModel
 
 IMAGES = "images"
@@ -71,7 +71,7 @@ class Check:
     labels: int = 0
     """Labels that measured."""
     figures: dict[str, float | None] = field(default_factory=dict)
-    """What the estimate rests on."""
+    """Evidence of the estimate."""
 
     def below(self, percent: float) -> bool | None:
         """Whether accuracy is below so many percent, with the certainty of the interval; None if that cannot be
@@ -234,7 +234,7 @@ def look(model: SourceModel, store: Store, runtime: Runtime) -> tuple[Outputs, T
     network = prepare_network(model.classifier, model.spec, runtime)
     network.eval()
     if not store.is_features:
-        with looking("model"):
+        with network_name("model"):
             store = features_of(network, store, model.spec, runtime)
     features, logits = forward_store(on_features(network), store, model.spec, runtime)
     return model.outputs_of(features, logits), model.posterior.distances(features)
@@ -255,7 +255,7 @@ def witness_view(model: SourceModel, store: Store, runtime: Runtime) -> Tensor |
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the model and the witness see of the images."""
+    """Outputs of the model and of the witness for the images."""
 
     model: SourceModel
     store: Store
@@ -311,9 +311,9 @@ class Evidence:
         doubt = None
         if count >= 2:
             naming = name_target(View.of(self.features), self.names, setting)
-            doubt = naming.naming.share_in_doubt
+            doubt = naming.clusters.share_in_doubt
         rejects = setting in REJECTING or bool((predictions == classes).any())
-        rows = looked_at(count).to(predictions.device)
+        rows = guard_rows(count).to(predictions.device)
         judge = self.features[rows]
         if self.from_pixels:
             judge = thumbnails(self.store, rows.cpu(), self.runtime)

@@ -33,7 +33,7 @@ class AccuracyEstimate:
     before: Interval | None
     after: Interval | None
     counts: str
-    """What counts as right if there may be new classes."""
+    """Definition of a right prediction if there may be new classes."""
     reason: str = ""
     """Why an accuracy cannot be told."""
 

@@ -1,4 +1,4 @@
-"""What an adaptation will do and how long it will take, in words, before it is run.
+"""Forecast of an adaptation in words, before it is run: its steps and how long it will take.
 
 Seconds are those of a few images through the network, times the number of images and of passes.
 """

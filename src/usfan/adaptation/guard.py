@@ -137,7 +137,7 @@ def choose_epoch(history: Sequence[EpochScore]) -> GuardDecision:
     return GuardDecision("undecided", 0, reason, last.epoch)
 
 
-def looked_at(count: int) -> Tensor:
+def guard_rows(count: int) -> Tensor:
     """Positions of the images that the guard judges by."""
     return sample_rows(count, GUARD_IMAGES)
 
@@ -194,19 +194,19 @@ class Guard:
     def open(
         self,
         before: Outputs,
-        labels: Tensor,
+        predictions: Tensor,
         draws: Tensor,
         judge_features: Tensor | None,
         classes: int,
         class_names: Sequence[str] = (),
     ) -> None:
-        """Called once with the source model's N labels; and, for the images at `looked_at`, n × M labels of drawn
-        heads, and the judge's n × F features (None: the source model's features)."""
-        device = labels.device
+        """Called once with the source model's N predictions; and, for the images at `guard_rows`, n × M predictions of
+        drawn heads, and the judge's n × F features (None: the source model's features)."""
+        device = predictions.device
         self.source = before
         self.class_names = class_names
-        self.rows = looked_at(len(labels)).to(device)
-        self.labels = labels[self.rows]
+        self.rows = guard_rows(len(predictions)).to(device)
+        self.predictions = predictions[self.rows]
         self.draws = draws
         if judge_features is None:
             judge_features = before.features[self.rows]
@@ -223,33 +223,33 @@ class Guard:
             table[:, :SMOOTHING_NEIGHBOURS].cpu(),
             classes,
         ).to(device)
-        self.structure = Comparison(self.labels, table[:, :wide], classes, fits)
-        self.accuracy = Comparison(self.labels, table[:, :near], classes, fits)
+        self.structure = Comparison(self.predictions, table[:, :wide], classes, fits)
+        self.accuracy = Comparison(self.predictions, table[:, :near], classes, fits)
 
     def consider(
         self,
         epoch: int,
         outputs: Outputs,
-        labels: Tensor,
+        predictions: Tensor,
         state: dict[str, Tensor],
     ) -> EpochScore:
-        """Score a model by its outputs, its N labels (K for unknown) and its weights."""
+        """Score a model by its outputs, its N predictions (K for unknown) and its weights."""
         reason = None if self.loss_finite else "the loss is not finite"
         if epoch > 0 and reason is None:
             reason = collapse(outputs.probs, self.source.probs, self.class_names)
-        labels = labels[self.rows]
-        changed = labels != self.labels
-        is_class = labels < outputs.logits.shape[1]  # a head does not predict "unknown"
+        predictions = predictions[self.rows]
+        changed = predictions != self.predictions
+        is_class = predictions < outputs.logits.shape[1]  # a head does not predict "unknown"
         named = changed & is_class
-        doubted = named & ~(self.draws == labels[:, None]).any(dim=1)
+        doubted = named & ~(self.draws == predictions[:, None]).any(dim=1)
         before = self.structure.before
-        after = self.structure.evidence(labels, doubted)
+        after = self.structure.evidence(predictions, doubted)
         plausible = 1 - int(doubted.sum()) / max(int(named.sum()), 1)
-        accuracy = self.accuracy.evidence(labels, doubted).value
+        accuracy = self.accuracy.evidence(predictions, doubted).value
         score = EpochScore(
             epoch,
             float(changed.double().mean()),
-            self.structure.gain(labels, doubted),
+            self.structure.gain(predictions, doubted),
             plausible,
             (before.structure, after.structure),
             (before.fit, after.fit),

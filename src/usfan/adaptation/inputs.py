@@ -23,7 +23,7 @@ from usfan.errors import ConfigError, DataError, option
 from usfan.maths.user_labels import UserLabels
 from usfan.models.backbones import weights_hash
 from usfan.models.classifier import Classifier
-from usfan.progress import looking
+from usfan.progress import network_name
 from usfan.store.model import SourceModel
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class Inputs:
     """A copy of the source model's network, on the device."""
     images: Store
     store: Store
-    """What is trained on: the images, or their features in a frozen backbone."""
+    """Store that training reads: the images, or their features in a frozen backbone."""
     witness: Tensor | None = None
     """N × (F + C): the images as the witness describes them."""
     judge: Witness | None = None
     """Pretrained network of the guard."""
     user_labels: UserLabels | None = None
-    judge_labels: Tensor | None = None
+    comparison_labels: Tensor | None = None
     """N: labels that only compare models; K for an image of no class of the model, −1 for none."""
     witness_record: Mapping[str, str] | None = None
     """Name and hash of the witness, if it is a network."""
@@ -66,7 +66,7 @@ def prepare(
     network = copy.deepcopy(source.classifier)
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
     backbone_hash = weights_hash(source.classifier.backbone)
-    with looking("source model"):
+    with network_name("source model"):
         plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
     hashes = {backbone_hash} if plan.config.tune == "new" else set()
     record = None
@@ -81,15 +81,25 @@ def prepare(
     if witness is not None:
         witness = witness.to(runtime.device)
     user_labels = None
-    judge_labels = None
+    comparison_labels = None
     if labels is not None:
         positions = images.positions.cpu()
         table = labels.learn[positions]
         user_labels = UserLabels.of_table(table, len(source.classes), runtime.device)
         if not len(user_labels.all_rows):
             user_labels = None
-        judge_labels = labels.judge[positions]
-    parts = (plan, source, network, images, store, witness, judge, user_labels, judge_labels)
+        comparison_labels = labels.judge[positions]
+    parts = (
+        plan,
+        source,
+        network,
+        images,
+        store,
+        witness,
+        judge,
+        user_labels,
+        comparison_labels,
+    )
     return Inputs(*parts, witness_record=record)
 
 

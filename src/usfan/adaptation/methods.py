@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from usfan.adaptation.certainty import Certainty
 from usfan.adaptation.guidance import Split
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.adaptation.terms.aad import AttractDisperse
 from usfan.adaptation.terms.cowa import WeightedMixup
 from usfan.adaptation.terms.entropy import Entropy
@@ -67,7 +67,7 @@ class Method:
     published: str = ""
     """Averages of the authors, Office-31 / Office-Home / VisDA-C."""
     differs: str = ""
-    """What the authors' program has otherwise."""
+    """Differences of the authors' program."""
 
     @property
     def adapts(self) -> bool:
@@ -121,7 +121,7 @@ class Method:
             split=changed(self.split, values),
         )
 
-    def decide(self, facts: ModelFacts) -> Method:
+    def decide(self, facts: RunFacts) -> Method:
         """The same method with every open setting decided from the facts."""
         method = self.with_terms(lambda term: term.decide(facts))
         return dataclasses.replace(method, certainty=self.certainty.decide(facts))

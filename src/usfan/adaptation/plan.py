@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from usfan.adaptation.methods import METHODS, Method, find_method
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.adaptation.thresholds import MOVING_LABEL_WEIGHT
 from usfan.adaptation.tune import TuneChoice
 from usfan.adaptation.witness import has_witness
@@ -116,7 +116,7 @@ def plan_adaptation(settings: Mapping[str, Any], facts: SourceFacts) -> Plan:
     preset |= read_preset(str(settings.get("preset", "default")), method.name)
     config, method = split_settings(settings, preset, method)
     known = (facts.pretrained, facts.classes, config.batch_size, config.epochs)
-    methods = {setting: method.decide(ModelFacts(*known, setting)) for setting in SETTINGS[1:]}
+    methods = {setting: method.decide(RunFacts(*known, setting)) for setting in SETTINGS[1:]}
     plan = Plan(config, methods, facts)
     if config.tune == "auto" and facts.pretrained:
         return plan

@@ -25,7 +25,7 @@ from usfan.adaptation.estimate import (
     estimate_accuracy,
     with_labels,
 )
-from usfan.adaptation.guard import Guard, GuardDecision, looked_at
+from usfan.adaptation.guard import Guard, GuardDecision, guard_rows
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
 from usfan.adaptation.label_evidence import LabelEvidence
@@ -52,7 +52,7 @@ from usfan.maths.outputs import Outputs, check_finite
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier, settle_layout
-from usfan.progress import looking
+from usfan.progress import network_name
 from usfan.store.model import AdaptedModel, Passes
 from usfan.store.run_folder import RunFolder, checked_records, load_checkpoint, must_fit
 from usfan.threads import threads_for
@@ -80,7 +80,7 @@ class Adaptation:
     """The state of one run of stage 2."""
 
     classifier: Classifier
-    guide: Guidance
+    guidance: Guidance
     loop: Loop
     shift: float
     """Distance of the images from the training images, relative to the spread of these."""
@@ -169,7 +169,7 @@ class Adaptation:
         self.shift = float(self.posterior.distances(before.features).mean())
         if self.plan.config.setting == "auto":
             self.decide_setting(before, class_probs)
-        self.guide = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
+        self.guidance = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
         labels = self.inputs.user_labels
         self.naming = self.name_images(before, class_probs, labels)
         naming = self.naming
@@ -177,7 +177,7 @@ class Adaptation:
             labels is not None
         ):  # they settle names, so the source model's doubt is measured without them
             naming = self.name_images(before, class_probs, None)
-        self.source_doubt = None if naming is None else naming.naming.share_in_doubt
+        self.source_doubt = None if naming is None else naming.clusters.share_in_doubt
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -201,7 +201,7 @@ class Adaptation:
         self.decisions = (self.predictions(before), self.predictions(after))
         if not collapsed:
             self.evidence = LabelEvidence.of(
-                *self.decisions, self.inputs.judge_labels, self.naming
+                *self.decisions, self.inputs.comparison_labels, self.naming
             )
             if self.guard.enabled:
                 decision = self.evidence.follow(decision, self.guard.latest)
@@ -262,7 +262,7 @@ class Adaptation:
 
     def open_guard(self, before: Outputs) -> None:
         """Show the guard the source model's predictions, and the features that it judges by."""
-        rows = looked_at(len(self.store))
+        rows = guard_rows(len(self.store))
         features = None
         images = self.inputs.images
         if self.inputs.judge is not None:
@@ -274,7 +274,7 @@ class Adaptation:
             part = dataclasses.replace(
                 images, values=images.values[rows], positions=rows, key=key
             )
-            with looking("judge"):
+            with network_name("judge"):
                 features = self.inputs.judge.features(part, self.runtime)
         elif self.judge_name == IMAGES:
             features = thumbnails(images, rows, self.runtime)
@@ -282,7 +282,7 @@ class Adaptation:
             before.features[rows.to(before.features.device)], GUARD_DRAWS
         )
         names = self.source.classes
-        classes = len(names) + self.guide.rejects
+        classes = len(names) + self.guidance.rejects
         labels = self.predictions(before)
         self.guard.open(before, labels, draws.argmax(dim=2), features, classes, names)
 
@@ -293,7 +293,7 @@ class Adaptation:
             self.runtime,
             self.schedule.epochs,
             self.plan.config.seed,
-            self.guide,
+            self.guidance,
             before,
             self.inputs.witness,
             self.naming,
@@ -336,7 +336,7 @@ class Adaptation:
         for epoch in range(first, epochs + 1):
             outputs = before if epoch == 0 else self.outputs()
             if outputs.is_finite:
-                self.guide.refresh(self.with_user_labels(outputs), epoch, epochs)
+                self.guidance.refresh(self.with_user_labels(outputs), epoch, epochs)
             self.score_epoch(epoch, outputs, before)
             settles_now = epoch == 0 and settles_first(self.plan)
             if self.guard.collapsed or (epoch == epochs and not settles_now):
@@ -344,7 +344,7 @@ class Adaptation:
             if settles_now:
                 self.loop.settle()
                 outputs = self.outputs()
-                self.guide.refresh(self.with_user_labels(outputs))
+                self.guidance.refresh(self.with_user_labels(outputs))
             if epoch < epochs:
                 self.train_epoch(epoch, outputs)
         return outputs
@@ -384,15 +384,17 @@ class Adaptation:
 
     def predictions(self, outputs: Outputs) -> Tensor:
         """N predicted classes; in open set K stands for unknown."""
-        if self.guide.rejects:
+        if self.guidance.rejects:
             return self.plan.method.split.labels(outputs)
         return outputs.logits.argmax(dim=1)
 
     def score_epoch(self, epoch: int, outputs: Outputs, before: Outputs) -> None:
         """Show this iterate to the guard, and record it."""
         validators = validate(outputs.probs, before.probs, outputs.posterior_probs)
-        if self.guide.separates:
-            validators["information_maximization"] = self.guide.known_information(outputs.probs)
+        if self.guidance.separates:
+            validators["information_maximization"] = self.guidance.known_information(
+                outputs.probs
+            )
         predictions = outputs.logits.argmax(dim=1)
         self.path.append(predictions.to(torch.int32))
         self.guard.loss_finite = all(map(math.isfinite, self.epoch_figures.values()))
@@ -412,7 +414,7 @@ class Adaptation:
         figures: dict[str, Any] = {
             "epoch": epoch,
             **self.epoch_figures,
-            "weight_mean": float(self.guide.weights.mean()),
+            "weight_mean": float(self.guidance.weights.mean()),
             "validators": validators,
         }
         self.records.append(figures)
@@ -424,13 +426,13 @@ class Adaptation:
         numbers = {f"adapt/{k}": v for k, v in figures.items() if isinstance(v, float)}
         self.folder.scalars(numbers, epoch)
         self.folder.scalars({f"validators/{k}": v for k, v in validators.items()}, epoch)
-        self.folder.histogram("adapt/weights", self.guide.weights, epoch)
+        self.folder.histogram("adapt/weights", self.guidance.weights, epoch)
         if 0 < epoch < self.schedule.epochs and not self.guard.collapsed:
             self.save_checkpoint(epoch)
 
     def save_checkpoint(self, epoch: int) -> None:
         assert self.folder is not None
-        tensors = {**self.loop.tensors(), "guide.weights": self.guide.weights}
+        tensors = {**self.loop.tensors(), "guidance.weights": self.guidance.weights}
         for number, term in enumerate(self.terms):
             for name, value in term.tensors().items():
                 tensors[f"term.{number}.{name}"] = value
@@ -451,10 +453,10 @@ class Adaptation:
         must_fit(self.guard.state, self.classifier)
         number, stage_epoch = self.schedule.stage_at(epoch)
         self.enter_stage(number)
-        weights = tensors["guide.weights"]
+        weights = tensors["guidance.weights"]
         if stage_epoch == 0:  # a new stage has no momentum, and terms of its own
             tensors = {k: v for k, v in tensors.items() if k.startswith("model.")}
-        self.guide.weights.copy_(weights)
+        self.guidance.weights.copy_(weights)
         self.loop.restore(tensors)
         if stage_epoch:
             for index, term in enumerate(self.terms):
@@ -481,7 +483,7 @@ class Adaptation:
             epochs = self.schedule.epochs
             self.folder.log("kept", epoch=decision.epoch, of=epochs, reason=decision.reason)
         rule = None
-        if self.guide.rejects:
+        if self.guidance.rejects:
             rule = method.split.rule(after, method.split.decision)
         unreadable = self.store.unreadable
         passes = Passes(
@@ -518,13 +520,13 @@ class Adaptation:
             doubt=self.source_doubt,
             pretrained=self.source.pretrained,
             shift=self.shift,
-            rejects=self.guide.rejects,
+            rejects=self.guidance.rejects,
         )
 
     @property
     def doubt(self) -> float | None:
         """Share of the images whose cluster may have a wrong name."""
-        return self.naming.naming.share_in_doubt if self.naming else None
+        return self.naming.clusters.share_in_doubt if self.naming else None
 
     def confidence_temperature(
         self,
@@ -539,9 +541,9 @@ class Adaptation:
             return 1.0
         score = self.guard.score_of(decision.epoch)
         accuracy = believed_accuracy(score, estimate, doubt)
-        judgement = self.evidence.judgement
-        if judgement is not None:
-            measured = judgement.adapted if decision.epoch else judgement.source
+        comparison = self.evidence.comparison
+        if comparison is not None:
+            measured = comparison.adapted if decision.epoch else comparison.source
             accuracy = with_labels(accuracy, measured)
         return matching_temperature(after.logits, accuracy)
 
@@ -551,14 +553,14 @@ class Adaptation:
         seconds: float,
         estimate: AccuracyEstimate,
     ) -> dict[str, Any]:
-        """What metrics.json says of the run, beside the figures that need labels."""
+        """Entries of metrics.json that need no labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
         doubt = self.doubt
         verdict = verdict_of(
             self.guard.score_of(decision.candidate),
             self.estimate(decision.candidate),
-            self.evidence.judgement,
+            self.evidence.comparison,
             classes=len(self.source.classes),
         )
         return {
@@ -596,7 +598,7 @@ class Adaptation:
 
 
 def summary_of(history: dict[str, Any]) -> dict[str, Any]:
-    """What the model folder says of the run."""
+    """Record of the run in the model folder."""
     summary = {name: value for name, value in history.items() if name not in NOT_IN_SUMMARY}
     return {**summary, "verdict": history["verdict"]["sentence"]}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class RunFacts:
     """Facts about the source model and the run, before it begins."""
 
     pretrained: bool

@@ -21,7 +21,7 @@ from usfan.adaptation.estimate import (
     estimate_accuracy,
     with_labels,
 )
-from usfan.adaptation.guard import Guard, looked_at
+from usfan.adaptation.guard import Guard, guard_rows
 from usfan.adaptation.guidance import REJECTING, UNEVEN
 from usfan.adaptation.label_evidence import LabelEvidence
 from usfan.adaptation.methods import Method
@@ -67,10 +67,10 @@ def mix_adapted(
     config: AdaptConfig,
     method: Method,
     sources: Sequence[str] = (),
-    judge_labels: Tensor | None = None,
+    comparison_labels: Tensor | None = None,
 ) -> MixtureModel:
     """The mixture of models that were adapted to the same images. `sources` are their names for the record,
-    `judge_labels` N labels that only compare models."""
+    `comparison_labels` N labels that only compare models."""
     passes = [passes_of(model) for model in members]
     first = passes[0]
     if any(not torch.equal(one.positions, first.positions) for one in passes):
@@ -95,11 +95,11 @@ def mix_adapted(
         naming=joint_naming(mixture, members, before),
         decisions=decisions,
     )
-    guard = judge_mixture(mixture, members, decisions)
-    evidence = LabelEvidence.of(*decisions, judge_labels, None)
+    guard = guard_mixture(mixture, members, decisions)
+    evidence = LabelEvidence.of(*decisions, comparison_labels, None)
     names = sources or [f"source {number}" for number in range(1, len(members) + 1)]
     naming = mixture.passes.naming
-    doubt = None if naming is None else naming.naming.share_in_doubt
+    doubt = None if naming is None else naming.clusters.share_in_doubt
     score = guard.history[-1]
     estimate = estimate_accuracy(
         score,
@@ -113,8 +113,8 @@ def mix_adapted(
     )
     if method.adapts and config.guard and doubt is not None:
         believed = believed_accuracy(score, estimate, doubt)
-        if evidence.judgement is not None:
-            believed = with_labels(believed, evidence.judgement.adapted)
+        if evidence.comparison is not None:
+            believed = with_labels(believed, evidence.comparison.adapted)
         mixture.confidence_temperature = matching_temperature(after.logits, believed)
         after = dataclasses.replace(after, probs=mixture.rescale(after.logits))
         mixture.passes = dataclasses.replace(mixture.passes, after=after)
@@ -135,13 +135,13 @@ def joint_naming(
     return name_target(first.view, before.posterior_probs, first.setting)
 
 
-def judge_mixture(
+def guard_mixture(
     mixture: MixtureModel, members: Sequence[AdaptedModel], labels: tuple[Tensor, Tensor]
 ) -> Guard:
     """The guard's figures of the mixture, by its N predictions before and after: it scores, and decides nothing."""
     passes = passes_of(mixture)
     rejects = mixture.unknown_rule is not None
-    rows = looked_at(len(labels[0])).to(labels[0].device)
+    rows = guard_rows(len(labels[0])).to(labels[0].device)
     draws = []
     for number, model in enumerate(members):
         heads = model.posterior.draws(passes_of(model).before.features[rows], GUARD_DRAWS)
@@ -194,7 +194,7 @@ def history_of(
     if classes:
         settings["setting"] = classes["setting"]
     verdict = verdict_of(
-        guard.history[-1], estimate, evidence.judgement, classes=len(mixture.classes)
+        guard.history[-1], estimate, evidence.comparison, classes=len(mixture.classes)
     )
     return {
         "method": config.method,

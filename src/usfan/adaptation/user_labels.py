@@ -1,4 +1,4 @@
-"""What a model remembers of the labels that the user gave."""
+"""Record in a model of the labels that the user gave."""
 
 from __future__ import annotations
 

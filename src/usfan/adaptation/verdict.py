@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from usfan.adaptation.estimate import AccuracyEstimate
 from usfan.adaptation.guard import EpochScore
 from usfan.maths.agreement import Interval
-from usfan.maths.judgement import Judgement
+from usfan.maths.model_comparison import ModelComparison
 
 ASSUMPTION = "if the source model names its classes rightly"
-"""What no image can show: a source model whose class names are exchanged looks the same."""
+"""Assumption that no image can show: a source model whose class names are exchanged looks the same."""
 USUAL_ANSWERS = 14
 """Labels that decide half of the clear differences (docs/studies/labels.md)."""
 LABEL = "usfan label RUN"
-TOLD = 0.5
+WIDEST_INTERVAL = 0.5
 """Width of the interval of a measured accuracy that is worth telling: labels of changed images say nothing of the
 others."""
 
@@ -31,7 +31,7 @@ class Verdict:
     """better, worse or unknown."""
     sentence: str
     next: str = ""
-    """What to do to know more, with the command; RUN stands for the run folder."""
+    """Next step that tells more, with the command; RUN stands for the run folder."""
 
     def to_dict(self) -> dict[str, str]:
         """For JSON."""
@@ -46,14 +46,14 @@ class Verdict:
 def verdict_of(
     score: EpochScore,
     estimate: AccuracyEstimate,
-    judgement: Judgement | None = None,
+    comparison: ModelComparison | None = None,
     *,
     classes: int,
 ) -> Verdict:
     """From the guard's figures of the model that it judged, the estimated accuracies of both models, and what the
     user's labels say: about random images, or those that it learned from, held out in turn."""
-    if judgement is not None and judgement.answers:
-        return measured_verdict(judgement)
+    if comparison is not None and comparison.answers:
+        return measured_verdict(comparison)
     if score.collapse:
         return Verdict("worse", f"The adapted model collapsed: {score.collapse}.")
     if score.changed == 0:
@@ -74,17 +74,17 @@ def verdict_of(
     return Verdict("unknown", sentence, ask(USUAL_ANSWERS))
 
 
-def measured_verdict(judgement: Judgement) -> Verdict:
+def measured_verdict(comparison: ModelComparison) -> Verdict:
     """The verdict of the user's labels."""
-    decision = judgement.decision
-    answers = f"{judgement.answers} label{'s' * (judgement.answers != 1)}"
-    if judgement.held_out:
+    decision = comparison.decision
+    answers = f"{comparison.answers} label{'s' * (comparison.answers != 1)}"
+    if comparison.held_out:
         answers += ", each held out in turn"
-    figures = difference_text(judgement.decision.difference)
-    adapted = judgement.adapted
-    if adapted.high - adapted.low < TOLD:
+    figures = difference_text(comparison.decision.difference)
+    adapted = comparison.adapted
+    if adapted.high - adapted.low < WIDEST_INTERVAL:
         figures += (
-            f", {range_text(judgement.source)} right before and {range_text(adapted)} after"
+            f", {range_text(comparison.source)} right before and {range_text(adapted)} after"
         )
     if decision.value in ("better", "worse"):
         return Verdict(

@@ -45,7 +45,7 @@ from usfan.models.backbones import (
     timm_classifier,
 )
 from usfan.models.hub import cache_only
-from usfan.progress import looking
+from usfan.progress import network_name
 from usfan.store.model import SourceModel, came_pretrained
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Witness:
     def testimony(self, store: Store, runtime: Runtime) -> Tensor:
         """u, N × (F + C), of whole images."""
         spec = whole(self.spec, self.module)
-        with looking("witness"):
+        with network_name("witness"):
             features = self.features_at(spec, store, runtime)
         return testimony(features, self.classifier)
 

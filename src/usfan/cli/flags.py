@@ -191,7 +191,7 @@ class SharedArguments:
 
 @dataclass(frozen=True)
 class EveryCommand:
-    """What all commands take."""
+    """Flags of all commands."""
 
     seed: int = number(0, 0, MOST_SEED)
     """Seed of random draws."""
@@ -215,7 +215,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What `study` compares, and `reproduce` repeats."""
+    """Flags that `study` and `reproduce` share."""
 
     data: str | None = None
     """Folder of the data set."""

@@ -38,7 +38,7 @@ Normalisation = tuple[torch.Tensor, torch.Tensor]
 
 
 class Content(NamedTuple):
-    """What a source brings."""
+    """Images of a source, with names and labels."""
 
     images: Images
     labels: LabelValues | None = None

@@ -234,7 +234,7 @@ class ImageData:
 def _open(
     source: Any, root: str | None, name: str | None, unlabelled: bool
 ) -> tuple[Content, str]:
-    """What the source brings, and what messages call it."""
+    """Images of the source, and its name in messages."""
     if isinstance(source, ImageData):
         raise DataError("this is an ImageData already: use it as it is")
     if isinstance(source, (str, os.PathLike)):

@@ -87,7 +87,7 @@ def fill(through: FeaturePass, store: Store, runtime: Runtime, width: int) -> Te
 
 
 def network_key(backbone: nn.Module, probes: Tensor) -> list[str]:
-    """What else than its weights names a network: its layers, the library that computes them and, because layers of one
+    """Name of a network beside its weights: its layers, the library that computes them and, because layers of one
     name may compute different things, figures of its features of a few images (F wide): how large they are, and sums
     with alternating signs. They are rounded, because another number of threads may change the last digits."""
     layers = re.sub("0x[0-9a-f]+", "", f"{type(backbone).__module__} {backbone}")

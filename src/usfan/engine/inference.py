@@ -175,7 +175,7 @@ def timed(through: FeaturePass, sample: Tensor) -> tuple[Tensor, float]:
 def difference(
     network: Classifier | BackboneAlone, features: Tensor, other: Tensor, precision: str
 ) -> str:
-    """What is too far from torch; nothing if all is within the bounds."""
+    """The figure that is too far from torch; empty if all are within the bounds."""
     most_error, most_change = BOUNDS[precision]
     error = float((other - features).norm() / features.norm().clamp(min=1e-12))
     if not error <= most_error:

@@ -43,7 +43,7 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 @dataclass
 class Batch:
-    """What a term sees of one step."""
+    """Inputs and outputs of one step, as a term sees them."""
 
     samples: Tensor
     """B sample numbers, by which tables are read."""
@@ -217,7 +217,7 @@ class Loop:
                 self.forward(self.feeder.view(*self.feeder.inputs(samples)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint needs to continue: the network and the momentum."""
+        """Tensors of a checkpoint: the network and the momentum."""
         network = {f"model.{k}": v for k, v in self.classifier.state_dict().items()}
         return network | self.optimiser.tensors()
 

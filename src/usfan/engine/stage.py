@@ -17,7 +17,7 @@ class Stage:
     momentum: float = 0.9
     weight_decay: float = 1e-3
     tune: str = "all"
-    """What is trained: "affine" (scales and shifts of BatchNorms only), "new" (the bottleneck), "norm" (BatchNorm too),
+    """Trained part: "affine" (scales and shifts of BatchNorms only), "new" (the bottleneck), "norm" (BatchNorm too),
     "all"."""
     head: bool = False
     """Whether the head moves too: in stage 1 only."""

@@ -34,7 +34,7 @@ class SecondRun:
             self.pairs.append(f"witness={settings['witness']}")
         paths = [*(source if isinstance(source, list) else [source]), settings.get("data")]
         self.missing = ", ".join(str(path) for path in paths if not os.path.exists(str(path)))
-        """What is not here of the source model and the data."""
+        """Parts of the source model and the data that are missing here."""
 
     @property
     def words(self) -> list[str]:
@@ -81,7 +81,7 @@ class SecondRun:
         child.wait()
 
     def state(self) -> dict[str, object]:
-        """What the page shows, for JSON."""
+        """State of the page, for JSON."""
         status = self.status
         line = self.line
         verdict = read(self.out, "metrics.json").get("verdict") if status == "done" else None

@@ -32,7 +32,7 @@ COLUMNS = ("path", "label", "question")
 
 @dataclass(frozen=True)
 class Answer:
-    """What the user says of an image."""
+    """One answer of the user."""
 
     image: str
     """Its path."""

@@ -2,7 +2,7 @@
 
 There are two kinds of question. `name`: the label settles the name of a group of images; the model learns from it.
 `judge`: the image was drawn at random to compare the adapted model with the source model, and nothing learns from it.
-Names come first if they are in doubt, one for each class; then judgements until it is decided which model is better.
+Names come first if they are in doubt, one for each class; then comparisons until it is decided which model is better.
 Answers to names move the names, so that later questions differ.
 """
 
@@ -20,7 +20,7 @@ from usfan.errors import DataError
 from usfan.labelling.answers import Answer, answer_table
 from usfan.labelling.target import LabelTarget
 from usfan.maths.decision import NO_ANSWER
-from usfan.maths.judgement import Judgement, judge, next_judged
+from usfan.maths.model_comparison import ModelComparison, compare_models, next_compared
 from usfan.maths.names import IN_DOUBT, TargetNaming
 from usfan.maths.questions import name_questions
 from usfan.maths.user_labels import UserLabels
@@ -51,7 +51,7 @@ class Board:
         names: int | None = None,
         naming: TargetNaming | None = None,
     ) -> None:
-        """`names`: how many names to ask for before judgements; by default one for each class if names are in doubt.
+        """`names`: how many names to ask for before comparisons; by default one for each class if names are in doubt.
         `naming`: that of these answers, if it is known."""
         self.target = target
         self.rows = {image: row for row, image in enumerate(target.images)}
@@ -75,7 +75,7 @@ class Board:
         self.answers.append(answer)
 
     def label_of(self, image: str) -> str | None:
-        """What the user said of an image."""
+        """Answer to an image."""
         return next((answer.label for answer in self.answers if answer.image == image), None)
 
     def labels(self, kind: str) -> Tensor:
@@ -93,15 +93,15 @@ class Board:
     def take(self, naming: TargetNaming) -> None:
         """Ask by these names from now on."""
         self.soft_labels = naming.labels_now
-        self.doubt = naming.naming.share_in_doubt
+        self.doubt = naming.clusters.share_in_doubt
 
     @property
-    def judgement(self) -> Judgement:
-        return judge(self.target.before, self.target.after, self.labels(JUDGE))
+    def comparison(self) -> ModelComparison:
+        return compare_models(self.target.before, self.target.after, self.labels(JUDGE))
 
     @property
     def names_left(self) -> int:
-        """Names to ask for before judgements."""
+        """Names to ask for before comparisons."""
         return max(self.names - sum(answer.question == NAME for answer in self.answers), 0)
 
     def questions(self, count: int) -> list[Question]:
@@ -126,7 +126,7 @@ class Board:
             points = self.target.view.points
             rows = name_questions(points, self.soft_labels, answered, count)
         else:
-            rows = next_judged(self.target.before, self.target.after, table, count)
+            rows = next_compared(self.target.before, self.target.after, table, count)
         return [self.question(row, kind) for row in rows.tolist()]
 
     def question(self, row: int, kind: str) -> Question:

@@ -21,7 +21,7 @@ from usfan.shield import shielded
 from usfan.store.model import AdaptedModel
 
 COLUMNS = ("path", "label", "predicted", "certainty", "mutual_information", "question")
-JUDGEMENTS = 14
+COMPARISONS = 14
 """Rows of label_first.csv that compare the models: half of the clear differences are decided by so many."""
 
 
@@ -31,7 +31,7 @@ def questions(target: AdaptedModel | str | Path, count: int | None = None) -> li
 
     Args:
         target: A model that `adapt` returned, or the folder of its run. Answers in the run's labels.csv count.
-        count: How many; by default one name for each class, and as many judgements as usually decide.
+        count: How many; by default one name for each class, and as many comparisons as usually decide.
     """
     if count is not None and count < 1:
         raise ConfigError(f"the number of questions must be at least 1; got {count}")
@@ -39,10 +39,10 @@ def questions(target: AdaptedModel | str | Path, count: int | None = None) -> li
 
 
 def questions_of(board: Board, count: int | None) -> list[Question]:
-    """The next questions of a board; without a count, one name for each class, and judgements."""
+    """The next questions of a board; without a count, one name for each class, and comparisons."""
     if count is not None:
         return board.questions(count)
-    return [*board.of_kind(NAME, len(board.target.classes)), *board.of_kind(JUDGE, JUDGEMENTS)]
+    return [*board.of_kind(NAME, len(board.target.classes)), *board.of_kind(JUDGE, COMPARISONS)]
 
 
 def open_board(target: AdaptedModel | str | Path, names: int | None = None) -> Board:
@@ -84,7 +84,7 @@ def save_questions(
     board = Board(LabelTarget.of_model(model, images), answers, naming=passes.naming)
     asked = board.of_kind(NAME, len(model.classes))
     named = {question.row for question in asked}
-    judged = (q for q in board.of_kind(JUDGE, JUDGEMENTS) if q.row not in named)
+    judged = (q for q in board.of_kind(JUDGE, COMPARISONS) if q.row not in named)
     asked = [*asked, *judged]
     certainty = certainty_weights(passes.after.posterior_probs)
     predicted = passes.after.logits.argmax(dim=1)

@@ -119,7 +119,7 @@ def create_app(page: Page, port: int, token: str) -> Flask:
 
 
 class Page:
-    """What each address answers."""
+    """Addresses and their answers."""
 
     def __init__(self, session: Session, second_run: SecondRun) -> None:
         self.session = session

@@ -145,10 +145,10 @@ class Session:
         with self.lock:
             board = self.board
             questions = self.questions_for(window)
-            judgement = board.judgement
-            decision = judgement.decision
+            comparison = board.comparison
+            decision = comparison.decision
             sentence = (
-                measured_verdict(judgement).sentence if judgement.answers else self.sentence
+                measured_verdict(comparison).sentence if comparison.answers else self.sentence
             )
             done = board.names_left == 0 and decision.value != "not yet"
             if self.ask is not None:
@@ -163,10 +163,10 @@ class Session:
                 "learning": self.learning is not None and not self.learning.done(),
                 "verdict": decision.value,
                 "sentence": sentence,
-                "judged": judgement.answers,
+                "judged": comparison.answers,
                 "more": board.names_left + decision.more,
-                "source": ends(judgement.source),
-                "adapted": ends(judgement.adapted),
+                "source": ends(comparison.source),
+                "adapted": ends(comparison.adapted),
                 "difference": ends(decision.difference),
                 "done": done,
             }

@@ -1,4 +1,4 @@
-"""What questions need to know of a target: from a model that `adapt` just returned, or from its run folder.
+"""Facts about a target that questions need: from a model that `adapt` just returned, or from its run folder.
 
 Shapes: N images, K classes, W directions of the view, n neighbours.
 """
@@ -66,7 +66,7 @@ class LabelTarget:
             naming.setting,
             before.cpu(),
             after.cpu(),
-            naming.naming.share_in_doubt,
+            naming.clusters.share_in_doubt,
         )
 
     @classmethod

@@ -42,7 +42,7 @@ SKIPPED = -2
 
 @dataclass(frozen=True)
 class Decision:
-    """What the labels say about adapted against source model."""
+    """Verdict of the labels on adapted against source model."""
 
     value: str
     """better, worse, no difference, or not yet."""
@@ -53,20 +53,20 @@ class Decision:
     """Answers that it may still take; 0 if decided."""
 
 
-def judging_order(count: int, seed: int) -> Tensor:
+def comparison_order(count: int, seed: int) -> Tensor:
     """The permutation of N images, the same for every model that is judged on them."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + count)
     return torch.randperm(count, generator=generator)
 
 
-def judged_prefix(order: Tensor, members: Tensor, answers: Tensor) -> Tensor:
+def answered_prefix(order: Tensor, members: Tensor, answers: Tensor) -> Tensor:
     """Rows of the members (N booleans) in order, up to the first without an answer."""
     rows = order[(members & (answers != SKIPPED))[order]]
     missing = (answers[rows] == NO_ANSWER).nonzero()
     return rows[: int(missing[0])] if len(missing) else rows
 
 
-def judge_questions(
+def comparison_questions(
     order: Tensor, changed: Tensor, answers: Tensor, count: int, *, decided: bool = False
 ) -> Tensor:
     """The next `count` rows to ask about, or as many as there are. `answers`: N, `SKIPPED` for images that were

@@ -1,4 +1,4 @@
-"""What answers about random images say of two models: which is better, and how good each is.
+"""Two models compared by answers about random images: which is better, and how good each is.
 
 Everything follows one random permutation of the N images, which is the same for all models of a target: answers stay of
 use if the target is adapted to again. Answers count up to the first image in this order that has none
@@ -17,10 +17,10 @@ from usfan.maths.agreement import Interval
 from usfan.maths.decision import (
     SKIPPED,
     Decision,
+    answered_prefix,
+    comparison_order,
+    comparison_questions,
     decide,
-    judge_questions,
-    judged_prefix,
-    judging_order,
 )
 from usfan.maths.measurement import measured_accuracy
 
@@ -28,7 +28,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ModelComparison:
     """The decision, and the accuracy of both models (95 %)."""
 
     decision: Decision
@@ -45,15 +45,15 @@ class Judgement:
         return self.adapted.value - self.source.value
 
 
-def judge(before: Tensor, after: Tensor, answers: Tensor) -> Judgement:
+def compare_models(before: Tensor, after: Tensor, answers: Tensor) -> ModelComparison:
     """From N predictions of the source model and of the adapted one, and N answers (`NO_ANSWER` for none, `SKIPPED` for
     images that do not count)."""
-    order = judging_order(len(before), SEED)
+    order = comparison_order(len(before), SEED)
     counts = answers != SKIPPED
     changed = before != after
     strata = []
     for members in (changed & counts, ~changed & counts):
-        strata.append((int(members.sum()), judged_prefix(order, members, answers)))
+        strata.append((int(members.sum()), answered_prefix(order, members, answers)))
     (changed_count, changed_rows), _ = strata
     decision = decide(
         after[changed_rows] == answers[changed_rows],
@@ -66,14 +66,14 @@ def judge(before: Tensor, after: Tensor, answers: Tensor) -> Judgement:
         for labels in (before, after)
     )
     answered = sum(len(rows) for _, rows in strata)
-    return Judgement(decision, source, adapted, answered)
+    return ModelComparison(decision, source, adapted, answered)
 
 
-def next_judged(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:
+def next_compared(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:
     """Rows of the next `count` images to ask about."""
-    decision = judge(before, after, answers).decision
-    return judge_questions(
-        judging_order(len(before), SEED),
+    decision = compare_models(before, after, answers).decision
+    return comparison_questions(
+        comparison_order(len(before), SEED),
         before != after,
         answers,
         count,

@@ -151,7 +151,7 @@ class Naming:
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What labels of a few images taught."""
+    """Result of learning from labels of a few images."""
 
     experts: Tensor
     """E − 1 × N × K: the two heads."""
@@ -174,7 +174,7 @@ class TargetNaming:
     source: Tensor
     """N × K probabilities of the source model, which named."""
     setting: str
-    naming: Naming
+    clusters: Naming
     labels: UserLabels
     lesson: Lesson | None = None
     """None without labels."""
@@ -182,7 +182,7 @@ class TargetNaming:
     @property
     def labels_now(self) -> Tensor:
         """N × K: what names, clusters and labels say together, before anything is trained."""
-        return self.pooled(self.naming.known_labels)
+        return self.pooled(self.clusters.known_labels)
 
     def pooled(self, known_labels: Tensor) -> Tensor:
         """N × K labels to train with, from the N × K soft labels of the clusters."""

@@ -88,7 +88,7 @@ def open_set_metrics(
 
 
 def unknown_name(classes: Sequence[str]) -> str:
-    """What the group of unknown samples is called: "unknown", or "(unknown)" beside a known class of that name."""
+    """Name of the group of unknown samples: "unknown", or "(unknown)" beside a known class of that name."""
     return "(unknown)" if "unknown" in classes else "unknown"
 
 

@@ -37,7 +37,7 @@ DECISIONS = ("decisions_before", "decisions_after")
 WHOLE = ("labels", "unknown", *DECISIONS)
 """Vectors of whole numbers, which a run may have."""
 NAMING = ("view", "near", "names_before")
-"""What questions need, which a run may have."""
+"""Tensors that questions need, which a run may have."""
 
 
 @dataclass(frozen=True)

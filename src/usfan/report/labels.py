@@ -8,7 +8,7 @@ from usfan.adaptation.verdict import measured_verdict
 from usfan.data.few_labels import JUDGE, SKIP
 from usfan.errors import printable
 from usfan.labelling.answers import Answer, answer_table
-from usfan.maths.judgement import judge
+from usfan.maths.model_comparison import compare_models
 from usfan.metrics.stored_images import MOST_NAME, ImageTable
 from usfan.report.blocks import Block, Gallery, Note, Thumbnail
 from usfan.report.gallery import thumbnails_of
@@ -26,9 +26,9 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
     blocks: list[Block] = []
     if answers:
         table = answer_table(answers, JUDGE, paths, images.classes)
-        judgement = judge(*images.judged, table)
-        if judgement.answers:
-            blocks.append(Note(measured_verdict(judgement).in_folder(run.name)))
+        comparison = compare_models(*images.judged, table)
+        if comparison.answers:
+            blocks.append(Note(measured_verdict(comparison).in_folder(run.name)))
         recent = answers[::-1][:most]
         items = thumbnails_of(images, [rows[answer.image] for answer in recent], False)
         marked = [with_answer(*pair) for pair in zip(items, recent, strict=True)]

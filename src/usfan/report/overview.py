@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from usfan.adaptation.verdict import TOLD
+from usfan.adaptation.verdict import WIDEST_INTERVAL
 from usfan.report.formatting import is_number, mapping, number, percent, seconds
 from usfan.report.run import Run, is_epoch
 
@@ -143,7 +143,7 @@ def labelled_tiles(run: Run) -> list[tuple[str, str, str]]:
             continue
         figure, range_text = with_interval(accuracy)
         low, high = accuracy.get("low"), accuracy.get("high")
-        if is_number(low) and is_number(high) and high - low >= 100 * TOLD:
+        if is_number(low) and is_number(high) and high - low >= 100 * WIDEST_INTERVAL:
             figure = "not known"
         tiles.append((f"accuracy, {model} model, {labels}", figure, range_text))
     return tiles

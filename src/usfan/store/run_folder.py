@@ -221,7 +221,7 @@ class RunFolder:
         self.close()
 
     def first_record(self, name: str, record: JsonTable) -> JsonTable:
-        """What the run wrote under this name first; it writes `record` if there is nothing."""
+        """The record that the run wrote under this name first; `record` is written if there is none."""
         if self.folder.kind(name) == "missing":
             write_json(self.path / name, record)
             return record

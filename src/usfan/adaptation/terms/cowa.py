@@ -38,7 +38,7 @@ class WeightedMixup(Mixup):
         self.scores = context.source.probs.new_zeros(context.count)
 
     def refresh(self, outputs: Outputs) -> None:
-        known = self.guide.known
+        known = self.guidance.known
         labels, scores = jmds(outputs.features, outputs.probs, known)
         self.targets.copy_(one_hot(labels, outputs.probs.shape[1]))
         self.scores.copy_(scores * known)

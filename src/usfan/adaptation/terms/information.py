@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.adaptation.terms.term import Batch, Context, Outputs, Term
 from usfan.adaptation.thresholds import DIVERSE_BATCH, DIVERSITY_MEMORY
 from usfan.config import number
@@ -35,7 +35,7 @@ class InformationMaximization(Term):
     """How much of the mean prediction in L_div comes from the whole target at the last refresh, not from the batch;
     by default 0.9 if the method asks for it and a batch holds fewer than four samples per class."""
 
-    def decide(self, facts: ModelFacts) -> InformationMaximization:
+    def decide(self, facts: RunFacts) -> InformationMaximization:
         memory = self.diversity_memory
         if memory is None:
             memory = 0.0 if facts.per_class >= DIVERSE_BATCH else DIVERSITY_MEMORY
@@ -46,23 +46,23 @@ class InformationMaximization(Term):
         self.target_shares = self.marginal.clone()
 
     def refresh(self, outputs: Outputs) -> None:
-        weights = self.guide.diverse
+        weights = self.guidance.diverse
         total = (weights[:, None] * outputs.probs).sum(dim=0)
         self.marginal.copy_(total / weights.sum().clamp_min(1e-12))
-        if self.guide.shares is not None:
-            self.target_shares.copy_(self.guide.shares)
+        if self.guidance.shares is not None:
+            self.target_shares.copy_(self.guidance.shares)
 
     def __call__(self, batch: Batch) -> Tensor:
         probs = batch.probs
         # Eq. 7: E[w H(p)]; with weights 1 Eq. 2: E[H(p)]
-        weights = self.guide.batch_weights(batch)
+        weights = self.guidance.batch_weights(batch)
         mean_entropy = self.context.mean(weights * recipe_entropy(probs), batch)
         # Eq. 3: L_div(p̂)
-        mean_probs = self.mean_probs(probs, self.guide.diverse[batch.samples])
-        divergence = diversity(mean_probs, self.target_shares if self.guide.uneven else None)
+        mean_probs = self.mean_probs(probs, self.guidance.diverse[batch.samples])
+        divergence = diversity(mean_probs, self.target_shares if self.guidance.uneven else None)
         batch.notes.update(loss_entropy=mean_entropy, loss_diversity=divergence)
         loss = (1 - self.gamma) * mean_entropy
-        if self.guide.shares is not None or not self.guide.uneven:
+        if self.guidance.shares is not None or not self.guidance.uneven:
             loss = loss + self.gamma * divergence
         return self.objective_scale * loss
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.centroids import nearest_centroid
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.adaptation.terms.term import Batch, Context, Outputs, Term
 from usfan.adaptation.thresholds import SHORT_RUN
 from usfan.config import number
@@ -29,7 +29,7 @@ class PseudoLabels(Term):
     pseudo_label_warmup: int | None = number(0)
     """Epochs before the pseudo-label loss begins."""
 
-    def decide(self, facts: ModelFacts) -> PseudoLabels:
+    def decide(self, facts: RunFacts) -> PseudoLabels:
         weight = self.pseudo_label_weight
         if weight is None:
             weight = 0.3 if facts.pretrained else 0.1
@@ -57,8 +57,8 @@ class PseudoLabels(Term):
         return nearest_centroid(
             outputs.features,
             outputs.probs,
-            threshold=self.guide.rare,
-            mask=self.guide.known_mask,
+            threshold=self.guidance.rare,
+            mask=self.guidance.known_mask,
         )
 
     def mask(self, batch: Batch) -> Tensor:

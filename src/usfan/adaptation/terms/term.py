@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.guidance import Guidance
-from usfan.adaptation.model_facts import ModelFacts
+from usfan.adaptation.run_facts import RunFacts
 from usfan.config import convert
 from usfan.engine.loop import Batch
 from usfan.engine.runtime import Runtime
@@ -55,7 +55,7 @@ class Context:
     runtime: Runtime
     epochs: int
     seed: int
-    guide: Guidance
+    guidance: Guidance
     """Certainty weights, known samples, class shares."""
     source: Outputs
     """The source model's outputs on the target."""
@@ -74,7 +74,7 @@ class Context:
 
     def known(self, batch: Batch) -> Tensor:
         """B: 1 for samples judged known, else 0."""
-        return self.guide.known[batch.samples]
+        return self.guidance.known[batch.samples]
 
     def mean(
         self,
@@ -125,8 +125,8 @@ class Started:
     context: Context
 
     @property
-    def guide(self) -> Guidance:
-        return self.context.guide
+    def guidance(self) -> Guidance:
+        return self.context.guidance
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Term(Started):
             if item.metadata:
                 convert(item, getattr(self, item.name))
 
-    def decide(self, facts: ModelFacts) -> Self:
+    def decide(self, facts: RunFacts) -> Self:
         """The same term with every open setting (None) decided from the facts."""
         return self
 

@@ -72,7 +72,7 @@ class CleanLabels(PseudoLabels):
         self.clean.copy_(best_of_each_class(scores, self.labels, classes, self.clean_share))
 
     def mask(self, batch: Batch) -> Tensor:
-        return (self.clean * self.guide.known)[batch.samples]
+        return (self.clean * self.guidance.known)[batch.samples]
 
     def __call__(self, batch: Batch) -> Tensor:
         return super().__call__(batch) + self.contrast_weight * self.contrast(batch)
@@ -85,7 +85,7 @@ class CleanLabels(PseudoLabels):
             images = strong_view(batch.images, batch.samples, context.seed, self.epoch)
             _, second = batch.forward(images)
         samples = context.gather(batch.samples)
-        clean = (self.clean * self.guide.known)[samples] > 0
+        clean = (self.clean * self.guidance.known)[samples] > 0
         labels = self.labels[samples]
         alike = (labels[:, None] == labels) & clean[:, None] & clean
         views = (context.whole(batch.logits, batch), context.whole(second, batch))

@@ -66,9 +66,9 @@ class WitnessLabels(Term):
         naming = self.context.naming
         assert naming is not None
         if self.mixture is None:
-            fit = naming.naming.fit
-            known = naming.naming.known
-            labels = naming.naming.known_labels
+            fit = naming.clusters.fit
+            known = naming.clusters.known
+            labels = naming.clusters.known_labels
         else:
             fit = self.continued(outputs.probs)
             named = fit.responsibilities[:, : self.context.classes].double()
@@ -76,25 +76,25 @@ class WitnessLabels(Term):
             labels = named / known[:, None].clamp_min(1e-12)
         self.mixture = fit.mixture
         self.labels.copy_(naming.pooled(labels))
-        guide = self.guide
-        if guide.rejects or guide.uneven:
+        guidance = self.guidance
+        if guidance.rejects or guidance.uneven:
             sure = (known > 0.5).float()
             shares = None
-            if guide.uneven:
+            if guidance.uneven:
                 mass = (labels * (known * sure)[:, None]).sum(dim=0)
                 shares = (mass / mass.sum().clamp_min(1e-12)).float()
-            guide.set_known(sure, shares)
+            guidance.set_known(sure, shares)
 
     def continued(self, probs: Tensor) -> Fit:
         """The mixture under the names of the network, N × K."""
         assert self.mixture is not None
-        guide = self.guide
+        guidance = self.guidance
         labels = self.context.user_labels
         if labels is not None:
             probs = labels.pinned(probs)
         names = probs.clamp_min(1e-12).log()
         begin = None
-        if guide.rejects:
+        if guidance.rejects:
             begin = expectation(self.mixture, self.points, names, labels)[0]
         return fit_mixture(
             self.points,
@@ -102,7 +102,7 @@ class WitnessLabels(Term):
             start=self.mixture,
             begin=begin,
             labels=labels,
-            prior=UNEVEN_PRIOR if guide.uneven or guide.rejects else EVEN_PRIOR,
+            prior=UNEVEN_PRIOR if guidance.uneven or guidance.rejects else EVEN_PRIOR,
             rounds=WITNESS_LATER_ROUNDS,
         )
 
@@ -166,7 +166,7 @@ class WitnessAttraction(Term):
             context.pin(self.bank)
         together = agreement(probs, self.bank[self.near[batch.samples]]).sum(dim=1)
         loss = -context.mean(together, batch)
-        if not self.guide.uneven:
+        if not self.guidance.uneven:
             known = context.known(batch)
             scale = 2 * context.classes / context.sum(known).clamp_min(1)
             weight = decay(batch, self.dispersion_decay) * scale
