@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -67,6 +68,21 @@ def test_names_in_doubt_are_asked_about_first():
     assert all(truth[question.row] < 2 for question in asked)
     assert set(asked[0].candidates[:2]) == {"ant", "bee"}
     assert len(asked[0].candidates) == 5
+
+
+def test_exchanged_names_are_said_after_a_few_answers():
+    """The adapted model calls ants bees and bees ants. Other mistakes are not called that."""
+    target, truth = make_target()
+    board = Board(target)
+    numbers = [
+        number for number in range(1, 16) if answer(board, truth, 1) and board.exchange_note
+    ]
+    assert 3 <= numbers[0] <= 12
+    assert "exchange ant and bee" in board.exchange_note
+    good, truth = make_target()
+    board = Board(dataclasses.replace(good, after=truth))
+    answer(board, truth, 15)
+    assert board.exchange_note == ""
 
 
 def test_answers_settle_names_and_judge():

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from usfan.maths.decision import NO_ANSWER, SKIPPED
-from usfan.maths.model_comparison import compare_models, next_compared
+from usfan.maths.model_comparison import (
+    EXCHANGE_ANSWERS,
+    compare_models,
+    exchanged_names,
+    next_compared,
+)
 
 
 def models(seed: int, count: int = 400):
@@ -76,3 +81,21 @@ def test_skipped_images_and_images_of_no_class():
     answers = truth.clone()
     comparison = compare_models(before, after, answers)
     assert comparison.adapted.value == pytest.approx(float((after == truth).double().mean()))
+
+
+def test_exchanged_names_need_answers_in_both_directions_and_none_against():
+    predictions = torch.tensor([0, 0, 1, 2, 3, 4, 0])
+    answers = torch.full((7,), NO_ANSWER)
+    answers[:3] = torch.tensor([1, 1, 0])
+    answers[3] = 2
+    assert EXCHANGE_ANSWERS == 3
+    assert exchanged_names(predictions, answers, 5) == [(0, 1)]
+    one_way = answers.clone()
+    one_way[2] = SKIPPED
+    assert exchanged_names(predictions, one_way, 5) == []
+    right = answers.clone()
+    right[6] = 0  # an image that is what it was predicted as
+    assert exchanged_names(predictions, right, 5) == []
+    unknown = answers.clone()
+    unknown[4:6] = 5  # of no class of the model
+    assert exchanged_names(predictions, unknown, 5) == [(0, 1)]

@@ -6,12 +6,16 @@ images do, as far as they can: a gain that is certain counts only if accuracy ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from torch import Tensor
 
 from usfan.adaptation.estimate import AccuracyEstimate
 from usfan.adaptation.guard import EpochScore
+from usfan.errors import printable
 from usfan.maths.agreement import Interval
-from usfan.maths.model_comparison import ModelComparison
+from usfan.maths.model_comparison import ModelComparison, exchanged_names
 
 ASSUMPTION = "if the source model names its classes rightly"
 """Assumption that no image can show: a source model whose class names are exchanged looks the same."""
@@ -95,6 +99,15 @@ def measured_verdict(comparison: ModelComparison) -> Verdict:
         return Verdict("unknown", sentence)
     sentence = f"It is not decided yet which model is better, by {answers}: {figures}."
     return Verdict("unknown", sentence, ask(decision.more))
+
+
+def exchange_note(predictions: Tensor, answers: Tensor, classes: Sequence[str]) -> str:
+    """What N answers say of names that a model exchanges; empty if nothing."""
+    pairs = exchanged_names(predictions.cpu(), answers.cpu(), len(classes))
+    texts = [f"{printable(classes[a])} and {printable(classes[b])}" for a, b in pairs]
+    if not texts:
+        return ""
+    return f" By your labels the adapted model seems to exchange {'; '.join(texts)}."
 
 
 def ask(count: int) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from usfan.adaptation.verdict import exchange_note
 from usfan.data.decoding.decode import one_line
 from usfan.data.few_labels import JUDGE, NAME, SKIP, class_number
 from usfan.data.labels import ClassNames
@@ -98,6 +100,12 @@ class Board:
     @property
     def comparison(self) -> ModelComparison:
         return compare_models(self.target.before, self.target.after, self.labels(JUDGE))
+
+    @property
+    def exchange_note(self) -> str:
+        """Names that the adapted model seems to exchange, by all answers; empty if there are none."""
+        answers = torch.maximum(self.labels(NAME), self.labels(JUDGE))
+        return exchange_note(self.target.after, answers, self.target.classes)
 
     @property
     def names_left(self) -> int:

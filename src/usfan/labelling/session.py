@@ -150,6 +150,7 @@ class Session:
             sentence = (
                 measured_verdict(comparison).sentence if comparison.answers else self.sentence
             )
+            sentence += board.exchange_note
             done = board.names_left == 0 and decision.value != "not yet"
             if self.ask is not None:
                 done = self.count >= self.ask

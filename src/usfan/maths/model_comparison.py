@@ -9,6 +9,7 @@ Shapes: N images; predictions and answers are classes, K for an image of no clas
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +26,8 @@ from usfan.maths.decision import (
 from usfan.maths.measurement import measured_accuracy
 
 SEED = 0
+EXCHANGE_ANSWERS = 3
+"""With 2, every third run of the families has such a pair among 100 answers by chance; with 3, about 1 in 20."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,22 @@ def compare_models(before: Tensor, after: Tensor, answers: Tensor) -> ModelCompa
     )
     answered = sum(len(rows) for _, rows in strata)
     return ModelComparison(decision, source, adapted, answered)
+
+
+def exchanged_names(
+    predictions: Tensor, answers: Tensor, classes: int
+) -> list[tuple[int, int]]:
+    """Pairs of classes that a model seems to take for each other, from N predictions and N answers: at least
+    `EXCHANGE_ANSWERS` images predicted as one are of the other, in both directions, and none is what was predicted."""
+    rows = (answers >= 0) & (answers < classes) & (predictions < classes)
+    counts = Counter(zip(predictions[rows].tolist(), answers[rows].tolist(), strict=True))
+    pairs = []
+    for (a, b), number in counts.items():
+        both = number + counts[b, a]
+        right = counts[a, a] + counts[b, b]
+        if a < b and counts[b, a] and both >= EXCHANGE_ANSWERS and not right:
+            pairs.append((a, b))
+    return sorted(pairs)
 
 
 def next_compared(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from usfan.adaptation.verdict import measured_verdict
-from usfan.data.few_labels import JUDGE, SKIP
+import torch
+
+from usfan.adaptation.verdict import exchange_note, measured_verdict
+from usfan.data.few_labels import JUDGE, NAME, SKIP
 from usfan.errors import printable
 from usfan.labelling.answers import Answer, answer_table
 from usfan.maths.model_comparison import compare_models
@@ -29,6 +31,10 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
         comparison = compare_models(*images.judged, table)
         if comparison.answers:
             blocks.append(Note(measured_verdict(comparison).in_folder(run.name)))
+        every = torch.maximum(table, answer_table(answers, NAME, paths, images.classes))
+        note = exchange_note(images.judged[1], every, images.classes)
+        if note:
+            blocks.append(Note(note.strip()))
         recent = answers[::-1][:most]
         items = thumbnails_of(images, [rows[answer.image] for answer in recent], False)
         marked = [with_answer(*pair) for pair in zip(items, recent, strict=True)]
