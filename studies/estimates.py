@@ -198,7 +198,11 @@ def coverage_table(cases: Sequence[Case]) -> str:
         if not group:
             lines.append(f"| {' | '.join([*cells, '–', '–', '–', '–'])} |")
             continue
-        constant = quantile(case.score for case in told if case.kind != kind)
+        constant = max(
+            quantile(case.score for case in told if case.kind == other)
+            for other in dict.fromkeys(case.kind for case in told)
+            if other != kind
+        )
         inside = sum(case.score <= constant for case in group)
         covered += inside
         widths += [case.width(constant) for case in group]
