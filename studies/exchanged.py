@@ -25,7 +25,7 @@ from usfan.labelling.board import Board
 from usfan.labelling.target import LabelTarget
 from usfan.maths.model_comparison import exchanged_names
 
-MOST = 100
+MOST = 60
 
 
 def answer_until_noted(target: LabelTarget, truth: Tensor) -> tuple[int | None, str]:
