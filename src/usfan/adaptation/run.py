@@ -163,7 +163,7 @@ class Adaptation:
         self.replay = replayed_pass(
             self.classifier, self.store, spec, self.runtime, self.schedule.steps
         )
-        before = self.outputs()
+        before = self.outputs(self.inputs.first_pass)
         check_finite(before)
         class_probs = self.uncertainty.predictive(before.features, 1.0)
         self.shift = float(self.posterior.distances(before.features).mean())
@@ -368,9 +368,10 @@ class Adaptation:
         labels = self.inputs.user_labels
         return outputs if labels is None else labels.replace_predictions(outputs)
 
-    def outputs(self) -> Outputs:
-        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
-        features, logits = forward_store(
+    def outputs(self, first_pass: tuple[Tensor, Tensor] | None = None) -> Outputs:
+        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it. `first_pass` are its
+        features and logits, if they are there already."""
+        features, logits = first_pass or forward_store(
             self.classifier,
             self.store,
             self.source.spec,
