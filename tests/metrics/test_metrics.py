@@ -14,12 +14,12 @@ from sklearn.metrics import (
 )
 
 from oracles import scores as by_hand
+from usfan.maths.measurement import wilson
 from usfan.metrics.metrics import (
     classification_metrics,
     confusion,
     detection,
     open_set_metrics,
-    wilson_interval,
 )
 
 cases = st.tuples(st.integers(1, 80), st.integers(2, 6), st.integers(0, 10_000))
@@ -151,8 +151,11 @@ def test_a_known_class_may_be_called_unknown():
 )
 def test_the_interval_of_an_accuracy(right, count, low, high):
     """The examples of Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
-    assert wilson_interval(right, count) == pytest.approx((low, high), abs=0.006)
-    mirrored = wilson_interval(count - right, count)
-    assert mirrored == pytest.approx((100 - high, 100 - low), abs=0.006)
-    assert wilson_interval(count, count)[1] == 100
-    assert wilson_interval(0, count)[0] == 0
+    interval = wilson(right, count)
+    assert (interval.low, interval.high) == pytest.approx((low / 100, high / 100), abs=6e-5)
+    mirrored = wilson(count - right, count)
+    assert (mirrored.low, mirrored.high) == pytest.approx(
+        (1 - high / 100, 1 - low / 100), abs=6e-5
+    )
+    assert wilson(count, count).high == pytest.approx(1)
+    assert wilson(0, count).low == pytest.approx(0, abs=1e-12)

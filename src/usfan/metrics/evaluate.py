@@ -14,13 +14,13 @@ from usfan.data.sources import ImageData
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import DataError
 from usfan.maths.calibration import calibration_metrics
+from usfan.maths.measurement import wilson
 from usfan.maths.outputs import Outputs
 from usfan.maths.unknown import SCORES, UnknownRule, split_unknown
 from usfan.metrics.metrics import (
     classification_metrics,
     detection,
     open_set_metrics,
-    wilson_interval,
 )
 from usfan.store.model import SourceModel, as_images
 
@@ -51,8 +51,13 @@ def evaluate(
     metrics = score_outputs(outputs, truth, model, open_set=open_set)
     accuracy = metrics["accuracy"]
     known = int((truth < len(model.classes)).sum())
-    low, high = wilson_interval(round(accuracy * known / 100), known)
-    return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high} | metrics
+    interval = wilson(round(accuracy * known / 100), known)
+    return {
+        "accuracy": accuracy,
+        "accuracy_low": round(100 * interval.low, 4),
+        "accuracy_high": round(100 * interval.high, 4),
+        **metrics,
+    }
 
 
 def run_over(

@@ -43,16 +43,6 @@ def classification_metrics(
     }
 
 
-def wilson_interval(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Of a share of `count` independent samples, in percent (Wilson 1927): all p with |p̂ − p| ≤ z √(p(1 − p)/count)."""
-    share = right / count
-    spread = z * z / count
-    centre = (share + spread / 2) / (1 + spread)
-    variance = share * (1 - share) * spread + spread * spread / 4
-    half = variance**0.5 / (1 + spread)
-    return round(100 * (centre - half), 4), round(100 * (centre + half), 4)
-
-
 def open_set_metrics(
     predicted: Tensor, unknown: Tensor, score: Tensor, labels: Tensor, classes: Sequence[str]
 ) -> dict[str, Any]:
