@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,6 @@ import yaml
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
 from usfan.cli import commands
-from usfan.cli.flags import describe
 from usfan.cli.main import parse_settings
 from usfan.store.run_folder import RunFolder
 
@@ -512,42 +510,6 @@ def test_modules_that_cannot_be_used(refused, own, folder, tmp_path):
         (name, "write MODULE:FUNCTION"),
     ):
         assert words in refused("evaluate", source, folder, "--module", given, *TINY), given
-
-
-def test_completion_knows_commands_flags_and_values(capsys):
-    assert usfan("completion") == 0
-    script = capsys.readouterr().out
-    for name, function in commands.COMMANDS.items():
-        assert name in script
-        for flag in describe(function).flags.values():
-            assert flag.positional or flag.option[2:] in script, (name, flag)
-    for value in ("partial", "office-home", "cuda"):
-        assert value in script
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_flags_and_values(tmp_path, capsys):
-    assert usfan("completion") == 0
-    (tmp_path / "usfan.sh").write_text(capsys.readouterr().out)
-
-    def completed(line: str) -> set[str]:
-        words = line.split(" ")
-        code = f"""
-        source {tmp_path / "usfan.sh"}
-        function_name=$(complete -p usfan | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        COMP_WORDS=({" ".join(f"'{w}'" for w in words)}); COMP_CWORD={len(words) - 1}
-        COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}
-        $function_name usfan '{words[-1]}' '{words[-2]}'
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-        """
-        done = subprocess.run(
-            ["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True
-        )
-        return {word.strip() for word in done.stdout.split()}
-
-    assert completed("usfan ada") == {"adapt"}
-    assert completed("usfan adapt --open") == {"--open-set"}
-    assert completed("usfan adapt --setting ") >= {"closed", "open", "partial"}
 
 
 def test_of_a_flag_given_twice_the_last_counts():
