@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,6 @@ import yaml
 import usfan as package
 from small_runs import TINY, adapt_tiny, class_folder, in_child, train_tiny, usfan
 from usfan.cli import commands
-from usfan.cli.flags import describe
 from usfan.cli.main import parse_settings
 from usfan.store.run_folder import RunFolder
 
@@ -227,23 +225,12 @@ def test_a_method_that_trains_nothing_says_what_it_does_with_epochs(
     assert [r.getMessage() for r in caplog.records] == [
         "bn-adapt trains nothing: --epochs 2 is not used"
     ]
-    assert "bn-adapt" in (out / "README.md").read_text().splitlines()[0]
+    assert json.loads((out / "config.json").read_text())["method"] == "bn-adapt"
     caplog.clear()
     call = ("adapt", model, folder, "--out", tmp_path / "b", "--method", "bn-adapt", *TINY)
     assert usfan(*call) == 0
     assert caplog.records == []
     assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["epochs"] == 1
-
-
-def test_the_model_card_says_which_model_was_kept(model, folder, tmp_path):
-    kept = adapt_tiny(model, folder, tmp_path / "kept", "--method", "shot-im", "--guard", "off")
-    assert "model adapted by shot-im" in (kept / "README.md").read_text().splitlines()[0]
-    back = adapt_tiny(model, folder, tmp_path / "back", "--method", "shot-im", "--lr", 1e3)
-    assert json.loads((back / "metrics.json").read_text())["guard"]["kept"] == "source"
-    assert (
-        "the source model, kept after shot-im was tried"
-        in (back / "README.md").read_text().splitlines()[0]
-    )
 
 
 def test_a_few_labels_of_ones_own(refused, model, folder, tmp_path, capsys):
@@ -523,42 +510,6 @@ def test_modules_that_cannot_be_used(refused, own, folder, tmp_path):
         (name, "write MODULE:FUNCTION"),
     ):
         assert words in refused("evaluate", source, folder, "--module", given, *TINY), given
-
-
-def test_completion_knows_commands_flags_and_values(capsys):
-    assert usfan("completion") == 0
-    script = capsys.readouterr().out
-    for name, function in commands.COMMANDS.items():
-        assert name in script
-        for flag in describe(function).flags.values():
-            assert flag.positional or flag.option[2:] in script, (name, flag)
-    for value in ("partial", "office-home", "cuda"):
-        assert value in script
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_flags_and_values(tmp_path, capsys):
-    assert usfan("completion") == 0
-    (tmp_path / "usfan.sh").write_text(capsys.readouterr().out)
-
-    def completed(line: str) -> set[str]:
-        words = line.split(" ")
-        code = f"""
-        source {tmp_path / "usfan.sh"}
-        function_name=$(complete -p usfan | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        COMP_WORDS=({" ".join(f"'{w}'" for w in words)}); COMP_CWORD={len(words) - 1}
-        COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}
-        $function_name usfan '{words[-1]}' '{words[-2]}'
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-        """
-        done = subprocess.run(
-            ["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True
-        )
-        return {word.strip() for word in done.stdout.split()}
-
-    assert completed("usfan ada") == {"adapt"}
-    assert completed("usfan adapt --open") == {"--open-set"}
-    assert completed("usfan adapt --setting ") >= {"closed", "open", "partial"}
 
 
 def test_of_a_flag_given_twice_the_last_counts():

@@ -225,7 +225,6 @@ def test_round_trip(tmp_path):
     again = SourceModel.load(folder)
     assert (again.shares, again.unknown_rule.threshold) == ((0.25, 0.75), 0.4)
     assert sorted(p.name for p in folder.iterdir()) == [
-        "README.md",
         "config.json",
         "member-1",
         "member-2",

@@ -113,6 +113,16 @@ def test_features_may_be_given_and_give_the_same_run(source):
     assert torch.equal(one.passes.after.probs, other.passes.after.probs)
 
 
+def test_the_pass_that_chooses_the_layers_is_the_first_of_the_run(source):
+    auto, chosen = (
+        usfan.adapt(source, squares(), "shot", tune=tune, guard=False, **TINY)
+        for tune in ("auto", "new")
+    )
+    assert auto.history["tune"]["tune"] == "new"
+    for name in ("before", "after"):
+        assert torch.equal(getattr(auto.passes, name).probs, getattr(chosen.passes, name).probs)
+
+
 def test_features_of_other_weights_are_never_used(source, tmp_path):
     folder = tmp_path / "images"
     from small_runs import class_folder

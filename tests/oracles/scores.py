@@ -56,17 +56,6 @@ def average_precision(score: Sequence[float], positive: Sequence[bool]) -> float
     return 100 * total
 
 
-def fpr95(score: Sequence[float], positive: Sequence[bool]) -> float:
-    """Percent; the smallest false-positive rate of any threshold that catches 95 % of the positives."""
-    best = 1.0
-    for threshold in score:
-        hits = [s >= threshold for s, p in zip(score, positive, strict=True) if p]
-        alarms = [s >= threshold for s, p in zip(score, positive, strict=True) if not p]
-        if 100 * sum(hits) >= 95 * len(hits):
-            best = min(best, sum(alarms) / len(alarms))
-    return 100 * best
-
-
 def open_set_by_hand(
     predicted: Sequence[int], unknown: Sequence[bool], labels: Sequence[int], K: int
 ) -> list[float | None]:

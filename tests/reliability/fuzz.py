@@ -55,9 +55,7 @@ def base_folders() -> list[Folder]:
     for model in models:
         with tempfile.TemporaryDirectory() as place:
             saved = model.save(Path(place))
-            folders.append(
-                {p.name: p.read_bytes() for p in saved.iterdir() if p.name != "README.md"}
-            )
+            folders.append({p.name: p.read_bytes() for p in saved.iterdir()})
     return folders
 
 

@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 from usfan.store.model import SourceModel
 from usfan.uncertainty.kronecker import KroneckerPosterior
 
-MODEL = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}
+MODEL = {"config.json", "model.safetensors", "posterior.safetensors"}
 PRIVATE = MODEL | {".lock", "config.yaml", "log.jsonl", "metrics.json"}
 TELLING = (
     "secret-place",

@@ -124,7 +124,7 @@ def test_a_class_name_has_one_line_on_the_page(copy):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "README.md", "metrics.json", "samples.json"]
+    "name", ["config.json", "model.safetensors", "metrics.json", "samples.json"]
 )
 def test_a_model_is_not_saved_through_a_link(name, data, source, victim, tmp_path):
     out = tmp_path / "out"
@@ -639,20 +639,6 @@ def test_checkpoints_that_do_not_fit(damage, data, tmp_path, capsys):
 
 
 # 10
-
-
-def test_the_card_shows_names_as_they_are(tmp_path):
-    model = tiny_model()
-    names = ("a\rb", "![x](http://evil/x.png)", "[y](javascript:alert(1)) www.evil.com")
-    card = (
-        package.SourceModel(**{**vars(model), "classes": names}).save(tmp_path / "m")
-        / "README.md"
-    ).read_text()
-    assert "\r" not in card
-    assert "](" not in card
-    assert "http://" not in card
-    assert "javascript:" not in card
-    assert "www." not in card
 
 
 @pytest.mark.parametrize("name", ['=HYPERLINK("http://evil")', "+1+cmd", "@SUM(A1)", "-2+3"])

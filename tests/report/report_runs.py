@@ -122,7 +122,7 @@ def write_adapt_run(
             "guard": {"on": True, "kept": "adapted", "kept_epoch": 4, "reason": f"kept epoch 4 of {EPOCHS}"},
             "verdict": {"value": "better", "sentence": "The adapted model is better.", "next": NEXT},
             "estimated_accuracy": {"before": ESTIMATE, "after": None, "reason": "names are in doubt"},
-            "validators": epochs[4], "validators_by_epoch": [{"epoch": i, **e} for i, e in enumerate(epochs)],
+            "validators": epochs[4],
         }  # fmt: skip
         if labels:
             metrics |= {w: score(tables, true, names, w) for w in ("before", "after")}

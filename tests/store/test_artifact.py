@@ -14,7 +14,7 @@ from usfan.errors import ArtifactError
 from usfan.maths.unknown import UnknownRule
 from usfan.store.model import AdaptedModel, SourceModel
 
-FILES = {"README.md", "config.json", "model.safetensors", "posterior.safetensors"}
+FILES = {"config.json", "model.safetensors", "posterior.safetensors"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -114,18 +114,10 @@ def test_private_leaves_out_the_summary_and_the_likelihood(model, folder, tmp_pa
     assert open_config["posterior"]["log_likelihood"] == model.posterior.log_likelihood
     assert config["summary"] == {}
     assert config["posterior"]["log_likelihood"] is None
-    assert "validation_accuracy" in (folder / "README.md").read_text()
-    assert "validation_accuracy" not in (private / "README.md").read_text()
     batch = images(2)
     assert torch.equal(
         SourceModel.load(private).predict(batch).weight, model.predict(batch).weight
     )
-
-
-def test_the_card_escapes_what_it_shows(folder):
-    card = (folder / "README.md").read_text()
-    assert "a, b\\|c, &lt;d>" in card
-    assert "SourceModel.load(folder)" in card
 
 
 def test_one_image_or_many(model):

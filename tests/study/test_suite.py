@@ -67,7 +67,7 @@ def test_every_pair_and_the_table(name, tmp_path, capsys):
     for method in methods:
         assert f"| {method} |" in markdown
     assert markdown.strip() in capsys.readouterr().out
-    for file in ("table.tex", "table.json", "study.json"):
+    for file in ("table.json", "study.json"):
         assert (out / file).stat().st_size > 100
     assert any(
         "images" in note for note in json.loads((out / "study.json").read_text())["notes"]

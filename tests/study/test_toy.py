@@ -50,7 +50,7 @@ def test_run_writes_its_folder(tmp_path, capsys, monkeypatch):
     rows = rows_of(out)
     for task in ("mild", "strong"):
         assert tuple(row["method"] for row in rows if row["task"] == task) == LINES * 2
-    files = {"table.md", "table.tex", "table.json", "metrics.json", "results.json"}
+    files = {"table.md", "table.json", "metrics.json", "results.json"}
     assert {p.name for p in out.iterdir()} == files | {"toy.png", "config.yaml"}
     with Image.open(out / "toy.png") as picture:
         assert picture.width > 2000

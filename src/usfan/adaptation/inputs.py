@@ -50,6 +50,8 @@ class Inputs:
     """N: labels that only compare models; K for an image of no class of the model, −1 for none."""
     witness_record: Mapping[str, str] | None = None
     """Name and hash of the witness, if it is a network."""
+    first_pass: tuple[Tensor, Tensor] | None = None
+    """The source model's features (N × D) and logits (N × K) on `store`, if choosing `tune` took them."""
 
 
 def prepare(
@@ -67,7 +69,9 @@ def prepare(
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
     backbone_hash = weights_hash(source.classifier.backbone)
     with network_name("source model"):
-        plan, store = choose_store(plan, source, network, images, runtime, backbone_hash)
+        plan, store, first_pass = choose_store(
+            plan, source, network, images, runtime, backbone_hash
+        )
     hashes = {backbone_hash} if plan.config.tune == "new" else set()
     record = None
     if witness is None and plan.method.needs_witness:
@@ -89,7 +93,7 @@ def prepare(
         if not len(user_labels.all_rows):
             user_labels = None
         comparison_labels = labels.judge[positions]
-    parts = (
+    return Inputs(
         plan,
         source,
         network,
@@ -99,8 +103,9 @@ def prepare(
         judge,
         user_labels,
         comparison_labels,
+        record,
+        first_pass,
     )
-    return Inputs(*parts, witness_record=record)
 
 
 def check_images(plan: Plan, images: Store, labels: FewLabels | None) -> None:
@@ -126,22 +131,23 @@ def choose_store(
     images: Store,
     runtime: Runtime,
     backbone_hash: str,
-) -> tuple[Plan, Store]:
-    """The plan with `tune` decided, and what is trained on."""
-    features = images if images.is_features else None
+) -> tuple[Plan, Store, tuple[Tensor, Tensor] | None]:
+    """The plan with `tune` decided, what is trained on, and the source model's pass over it if there was one."""
+    frozen_pass = None
     if plan.config.tune == "auto":
         choice = TuneChoice("new", "the method trains nothing")
         if plan.method.adapts:
-            choice, features = choose_tune(
+            choice, frozen_pass = choose_tune(
                 source, network, images, runtime, backbone_hash, plan.config.epochs
             )
         plan = plan.with_tune(choice)
         log.info("tune %s: %s", choice.tune, choice.reason)
     if images.is_features or not plan.frozen:
-        return plan, images
-    if features is None:
-        features = features_of(network, images, source.spec, runtime, weights=backbone_hash)
-    return plan, features
+        return plan, images, None
+    if frozen_pass is not None:
+        return plan, frozen_pass.store, (frozen_pass.features, frozen_pass.logits)
+    store = features_of(network, images, source.spec, runtime, weights=backbone_hash)
+    return plan, store, None
 
 
 def find_witness(plan: Plan, source: SourceModel, backbone_hash: str) -> Witness:

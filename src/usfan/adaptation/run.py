@@ -163,7 +163,7 @@ class Adaptation:
         self.replay = replayed_pass(
             self.classifier, self.store, spec, self.runtime, self.schedule.steps
         )
-        before = self.outputs()
+        before = self.outputs(self.inputs.first_pass)
         check_finite(before)
         class_probs = self.uncertainty.predictive(before.features, 1.0)
         self.shift = float(self.posterior.distances(before.features).mean())
@@ -172,12 +172,11 @@ class Adaptation:
         self.guidance = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
         labels = self.inputs.user_labels
         self.naming = self.name_images(before, class_probs, labels)
-        naming = self.naming
-        if (
-            labels is not None
-        ):  # they settle names, so the source model's doubt is measured without them
-            naming = self.name_images(before, class_probs, None)
-        self.source_doubt = None if naming is None else naming.clusters.share_in_doubt
+        # The user's labels settle names, so the source model's doubt is measured without them.
+        source_naming = self.naming
+        if labels is not None:
+            source_naming = self.name_images(before, class_probs, None)
+        self.source_doubt = share_in_doubt(source_naming)
         self.open_guard(before)
         self.context = self.make_context(before)
         self.enter_stage(0)
@@ -368,9 +367,10 @@ class Adaptation:
         labels = self.inputs.user_labels
         return outputs if labels is None else labels.replace_predictions(outputs)
 
-    def outputs(self) -> Outputs:
-        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it."""
-        features, logits = forward_store(
+    def outputs(self, first_pass: tuple[Tensor, Tensor] | None = None) -> Outputs:
+        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it. `first_pass` are its
+        features and logits, if they are there already."""
+        features, logits = first_pass or forward_store(
             self.classifier,
             self.store,
             self.source.spec,
@@ -523,11 +523,6 @@ class Adaptation:
             rejects=self.guidance.rejects,
         )
 
-    @property
-    def doubt(self) -> float | None:
-        """Share of the images whose cluster may have a wrong name."""
-        return self.naming.clusters.share_in_doubt if self.naming else None
-
     def confidence_temperature(
         self,
         decision: GuardDecision,
@@ -556,7 +551,7 @@ class Adaptation:
         """Entries of metrics.json that need no labels."""
         config = self.plan.config
         validators = {r["epoch"]: r["validators"] for r in self.records}
-        doubt = self.doubt
+        doubt = share_in_doubt(self.naming)
         verdict = verdict_of(
             self.guard.score_of(decision.candidate),
             self.estimate(decision.candidate),
@@ -601,6 +596,11 @@ def summary_of(history: dict[str, Any]) -> dict[str, Any]:
     """Record of the run in the model folder."""
     summary = {name: value for name, value in history.items() if name not in NOT_IN_SUMMARY}
     return {**summary, "verdict": history["verdict"]["sentence"]}
+
+
+def share_in_doubt(naming: TargetNaming | None) -> float | None:
+    """Share of the images whose cluster may have a wrong name; None if there are no clusters."""
+    return None if naming is None else naming.clusters.share_in_doubt
 
 
 def name_of_judge(inputs: Inputs) -> str:

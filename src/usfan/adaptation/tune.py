@@ -6,7 +6,7 @@ and there are at least 100 images per class to learn from, everything is trained
 learning rate. On a CPU this would take hours, so the backbone stays frozen, and the reason says what it would cost. A
 backbone that was fine-tuned or trained from scratch is trained as in the recipe.
 
-Shapes: N images, K classes.
+Shapes: N images, K classes, D features before the head.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from usfan.adaptation.thresholds import (
     FITTING_BACKBONE,
@@ -53,6 +54,18 @@ class TuneChoice:
     """None: the default of the run."""
 
 
+@dataclass(frozen=True, eq=False)
+class FrozenPass:
+    """A pass of the source model with its backbone frozen."""
+
+    store: Store
+    """The features of the backbone."""
+    features: Tensor
+    """N × D: features before the head."""
+    logits: Tensor
+    """N × K."""
+
+
 def decide(explained: float, per_class: float) -> TuneChoice:
     """The rule for a backbone with its pretrained weights."""
     if explained >= FITTING_BACKBONE:
@@ -71,24 +84,24 @@ def decide(explained: float, per_class: float) -> TuneChoice:
 def choose_tune(
     source: SourceModel,
     network: Classifier,
-    store: Store,
+    images: Store,
     runtime: Runtime,
     backbone_hash: str,
     epochs: int,
-) -> tuple[TuneChoice, Store | None]:
-    """The choice for this target, and the features of the frozen backbone if they were computed. `network` is the
-    source model's, on the device, and `backbone_hash` the hash of its backbone."""
-    images = store
-    if store.is_features:
-        return TuneChoice("new", "features are given"), store
+) -> tuple[TuneChoice, FrozenPass | None]:
+    """The choice for this target, and the pass that it rests on, if there was one. `network` is the source model's, on
+    the device, and `backbone_hash` the hash of its backbone."""
+    if images.is_features:
+        return TuneChoice("new", "features are given"), None
     record = source.architecture.get("pretrained")
     if record is None or not source.architecture.get("bottleneck"):
         reason = "the backbone has no record of pretrained weights, or no layers follow it"
         return TuneChoice("all", reason), None
     if backbone_hash != record["hash"]:
         return TuneChoice("all", "the source model's backbone was fine-tuned"), None
-    store = features_of(network, store, source.spec, runtime, weights=backbone_hash)
+    store = features_of(network, images, source.spec, runtime, weights=backbone_hash)
     features, logits = forward_store(on_features(network), store, source.spec, runtime)
+    frozen_pass = FrozenPass(store, features, logits)
     count, classes = logits.shape
     rows = sample_rows(count).to(logits.device)
     near, _ = nearest_neighbours(features[rows], NEIGHBOURS)
@@ -106,7 +119,7 @@ def choose_tune(
             f" ({option('tune', 'all')} does it)"
         )
         choice = TuneChoice("new", reason)
-    return choice, store
+    return choice, frozen_pass
 
 
 def full_training(seconds: float, count: int, epochs: int) -> float:

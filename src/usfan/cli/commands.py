@@ -509,13 +509,6 @@ def reproduce(
     run_benchmark(benchmark, dict(settings), runtime, dataclasses.asdict(computing))
 
 
-def completion(*, computing: flags.Device = HERE) -> None:
-    """Print a script for Tab completion of commands, flags and values in bash; zsh takes it after bashcompinit."""
-    from usfan.cli.parse import completion_script
-
-    print(completion_script([flags.describe(function) for function in COMMANDS.values()]))
-
-
 FUNCTIONS = (
     demo,
     train,
@@ -530,7 +523,6 @@ FUNCTIONS = (
     methods,
     study,
     reproduce,
-    completion,
 )
 COMMANDS: dict[str, Callable[..., int | None]] = {
     function.__name__: function for function in FUNCTIONS

@@ -15,17 +15,6 @@ from usfan.errors import ConfigError
 TEXT_COLUMN = 24
 """Where the texts of a help page begin."""
 PAGE_WIDTH = 110
-COMPLETION = """\
-_usfan() {{
-  local words
-  case "${{COMP_WORDS[1]}} $3" in
-{cases}
-    *) words='{commands}' ;;
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "$2"))
-}}
-complete -o default -F _usfan usfan
-"""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
@@ -162,18 +151,3 @@ def is_method_setting(name: str) -> bool:
     from usfan.adaptation.methods import METHODS
 
     return any(name in method.settings() for method in METHODS.values())
-
-
-def completion_script(commands: Sequence[Command]) -> str:
-    """Completes commands, flags and values of few choices, in bash and in zsh's bashcompinit."""
-    cases = []
-    for command in commands:
-        words: list[str] = []
-        for flag in command.flags.values():
-            words += flag.choices if flag.positional else [flag.option]
-            if flag.choices and not flag.positional:
-                values = " ".join(flag.choices)
-                cases.append(f"    '{command.name} {flag.option}') words='{values}' ;;")
-        cases.append(f"    '{command.name} '*) words='{' '.join(words)}' ;;")
-    names = " ".join(command.name for command in commands)
-    return COMPLETION.format(cases="\n".join(cases), commands=names)

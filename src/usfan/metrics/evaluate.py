@@ -14,17 +14,15 @@ from usfan.data.sources import ImageData
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import DataError
 from usfan.maths.calibration import calibration_metrics
+from usfan.maths.measurement import wilson
 from usfan.maths.outputs import Outputs
 from usfan.maths.unknown import SCORES, UnknownRule, split_unknown
 from usfan.metrics.metrics import (
     classification_metrics,
     detection,
     open_set_metrics,
-    wilson_interval,
 )
 from usfan.store.model import SourceModel, as_images
-
-OPEN_SET_FIGURES = ("os", "os_star", "unknown_accuracy", "hos")
 
 
 def evaluate(
@@ -53,8 +51,13 @@ def evaluate(
     metrics = score_outputs(outputs, truth, model, open_set=open_set)
     accuracy = metrics["accuracy"]
     known = int((truth < len(model.classes)).sum())
-    low, high = wilson_interval(round(accuracy * known / 100), known)
-    return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high} | metrics
+    interval = wilson(round(accuracy * known / 100), known)
+    return {
+        "accuracy": accuracy,
+        "accuracy_low": round(100 * interval.low, 4),
+        "accuracy_high": round(100 * interval.high, 4),
+        **metrics,
+    }
 
 
 def run_over(
@@ -112,24 +115,17 @@ def score_outputs(
 
 
 def open_set_figures(outputs: Outputs, labels: Tensor, model: SourceModel) -> dict[str, Any]:
-    """By the rule stored in the model, else by the recipe's: clustering the test set; and by rules on each score."""
+    """By the rule stored in the model, else by the recipe's: clustering the test set; and how well each score tells
+    unknown images apart."""
     rule: UnknownRule | None = getattr(model, "unknown_rule", None)
     rule = rule or split_unknown(outputs, "entropy", recipe=True)
-    figures = rule_figures(rule, outputs, labels, model)
-    figures["unknown_rule"] = rule.to_dict()
-    figures["detection"] = {}
-    figures["by_score"] = {}
-    for name, score in SCORES.items():
-        figures["detection"][name] = detection(score(outputs), labels == len(model.classes))
-        by_score = rule_figures(split_unknown(outputs, name), outputs, labels, model)
-        figures["by_score"][name] = {key: by_score[key] for key in OPEN_SET_FIGURES}
-    return figures
-
-
-def rule_figures(
-    rule: UnknownRule, outputs: Outputs, labels: Tensor, model: SourceModel
-) -> dict[str, Any]:
-    """The open-set figures of one rule."""
     predicted = outputs.probs.argmax(dim=1)
+    unknown = rule.flag(outputs)
     score = rule.score_of(outputs)
-    return open_set_metrics(predicted, rule.flag(outputs), score, labels, model.classes)
+    figures = open_set_metrics(predicted, unknown, score, labels, model.classes)
+    figures["unknown_rule"] = rule.to_dict()
+    is_unknown = labels == len(model.classes)
+    figures["detection"] = {
+        name: detection(score(outputs), is_unknown) for name, score in SCORES.items()
+    }
+    return figures

@@ -33,10 +33,6 @@ def adaptation_metrics(
     metrics = {k: v for k, v in model.history.items() if k != "records"}
     metrics["images"] = len(passes.positions)
     metrics["skipped"] = len(passes.unreadable)
-    metrics["validators_by_epoch"] = [
-        {"epoch": record["epoch"], **record["validators"]}
-        for record in model.history["records"]
-    ]
     labels = target_labels(model, data, open_set=open_set)
     if labels is None:
         return metrics
@@ -76,7 +72,6 @@ def save_image_table(
     description: dict[str, Any] = {
         "paths": None,
         "classes": list(model.classes),
-        "temperature": model.temperature,
     }
     if data.paths is not None and not private:
         positions = passes_of(model).positions.tolist()

@@ -12,7 +12,7 @@ In open set the classes that the source never saw are one more, "unknown", with 
     OS      mean of a_0 … a_K           OS*   mean of a_0 … a_{K−1}
     HOS     2·OS*·a_K / (OS* + a_K), and 0 when either is 0
 
-A class with no sample is left out of every mean. AUROC, AUPR and FPR95 take "unknown" as the positive group and need
+A class with no sample is left out of every mean. AUROC and AUPR take "unknown" as the positive group and need
 no threshold. p is N×K, y is N. Percentages run from 0 to 100; `nll`, `brier` and `entropy` (nats) are plain numbers.
 """
 
@@ -41,16 +41,6 @@ def classification_metrics(
         **calibration_metrics(probs, labels),
         "entropy": float(entropy(probs.double()).mean()),
     }
-
-
-def wilson_interval(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Of a share of `count` independent samples, in percent (Wilson 1927): all p with |p̂ − p| ≤ z √(p(1 − p)/count)."""
-    share = right / count
-    spread = z * z / count
-    centre = (share + spread / 2) / (1 + spread)
-    variance = share * (1 - share) * spread + spread * spread / 4
-    half = variance**0.5 / (1 + spread)
-    return round(100 * (centre - half), 4), round(100 * (centre + half), 4)
 
 
 def open_set_metrics(
@@ -93,23 +83,17 @@ def unknown_name(classes: Sequence[str]) -> str:
 
 
 def detection(score: Tensor, is_unknown: Tensor) -> dict[str, float | None]:
-    """`auroc`, `aupr`, `fpr95` of a score (N, higher = more unknown).
-
-    AUPR is the average precision. FPR95 is the share of the known samples lost when the threshold is low
-    enough to catch 95 % of the unknown ones. All three are None when one of the two groups is absent.
-    """
+    """`auroc` and `aupr` (the average precision) of a score (N, higher = more unknown); None if one of the two groups
+    is absent."""
     from sklearn.metrics import average_precision_score, roc_auc_score  # a second to import
 
     is_unknown = is_unknown.cpu()
     score = score.cpu().double()
     if bool(is_unknown.all()) or not bool(is_unknown.any()):
-        return {"auroc": None, "aupr": None, "fpr95": None}
-    unknown_scores = score[is_unknown].sort(descending=True).values
-    threshold = unknown_scores[(95 * len(unknown_scores) + 99) // 100 - 1]
+        return {"auroc": None, "aupr": None}
     return {
         "auroc": 100 * float(roc_auc_score(is_unknown, score)),
         "aupr": 100 * float(average_precision_score(is_unknown, score)),
-        "fpr95": 100 * float((score[~is_unknown] >= threshold).double().mean()),
     }
 
 

@@ -26,7 +26,6 @@ from usfan.files import (
     read_in,
     write_json,
     write_tensors,
-    write_text,
     written_together,
 )
 from usfan.models import hugging_face
@@ -39,7 +38,6 @@ from usfan.models.classifier import (
     wrap_module,
 )
 from usfan.models.hub import hub_or_cache
-from usfan.store.card import model_card
 from usfan.store.cost import check_image_cost
 from usfan.store.schema import (
     JsonTable,
@@ -95,12 +93,10 @@ def write_model(model: Any, folder: Path, *, private: bool) -> None:
         for name, tensors in model_tensors(model).items():
             write_tensors(folder / name, tensors, {"format": "pt"})
     config = model_config(model, private=private)
-    whole = config
     if "transformers" in model.architecture:
-        whole = with_network(config, model)
+        config = with_network(config, model)
         write_json(folder / hugging_face.PROCESSOR, hugging_face.processor_of(model.spec))
-    write_json(folder / CONFIG, whole)
-    write_text(folder / "README.md", model_card(config))
+    write_json(folder / CONFIG, config)
 
 
 def with_network(config: JsonTable, model: Any) -> JsonTable:

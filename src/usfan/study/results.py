@@ -172,9 +172,8 @@ class Table:
         return f"{text}; paper: {self.source}" if self.source else text
 
     def write(self, out: Path) -> str:
-        """Writes table.md, table.tex, table.json, and the latter again as metrics.json; returns the Markdown."""
+        """Writes table.md, table.json, and the latter again as metrics.json; returns the Markdown."""
         write_text(out / "table.md", self.to_markdown() + "\n")
-        write_text(out / "table.tex", self.to_latex() + "\n")
         write_text(out / "table.json", self.to_json() + "\n")
         write_text(out / "metrics.json", self.to_json() + "\n")
         return self.to_markdown()
@@ -182,26 +181,6 @@ class Table:
     def to_markdown(self) -> str:
         head = ["method", *map(in_markdown, self.columns)]
         return f"{in_markdown(self.caption())}\n\n{markdown_table(head, self.lines())}\n"
-
-    def to_latex(self) -> str:
-        """A `table` that needs the package booktabs."""
-        lines = [f"    {tex_line(line)}" for line in self.lines()]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"  \centering",
-                rf"  \caption{{{in_tex(self.caption())}}}",
-                rf"  \begin{{tabular}}{{l{'r' * len(self.columns)}}}",
-                r"    \toprule",
-                f"    {tex_line(['method', *self.columns])}",
-                r"    \midrule",
-                *lines,
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
 
     def to_json(self) -> str:
         """Everything, also the columns that are not printed."""
@@ -245,17 +224,6 @@ def same_tasks(row: Numbers, columns: Sequence[str], printed: Sequence[str]) -> 
     return numbers
 
 
-TEX = {
-    "→": r"$\rightarrow$",
-    "±": r"$\pm$",
-    "²": "$^2$",
-    "λ": r"$\lambda$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-} | {letter: f"\\{letter}" for letter in "%&_#${}"}
-
-
 def in_markdown(text: str) -> str:
     """A name in a table: nothing in it ends the cell or changes the type."""
     return "".join(f"\\{letter}" if letter in "\\|*`<" else letter for letter in text)
@@ -264,11 +232,3 @@ def in_markdown(text: str) -> str:
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
-
-
-def in_tex(text: str) -> str:
-    return "".join(TEX.get(letter, letter) for letter in text)
-
-
-def tex_line(texts: Sequence[str]) -> str:
-    return " & ".join(map(in_tex, texts)) + r" \\"

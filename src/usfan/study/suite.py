@@ -435,7 +435,7 @@ class Suite:
         )
 
     def finish(self) -> Table:
-        """results.json (the rows), and the tables as Markdown, LaTeX and JSON."""
+        """results.json (the rows), and the tables as Markdown and JSON."""
         table = self.table()
         write_json(self.out / "results.json", {**self.describe(), "rows": self.rows()})
         print(table.write(self.out))

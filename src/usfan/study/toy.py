@@ -1,6 +1,6 @@
 """The paper's toy experiment: a mild and a strong shift in the plane, one run per method and seed.
 
-    usfan reproduce toy        → runs/toy/: the table (table.md, table.tex, table.json), results.json, toy.png
+    usfan reproduce toy        → runs/toy/: the table (table.md, table.json), results.json, toy.png
 
 The network is `toy-mlp`. Training and adaptation are those of `usfan train` and `usfan adapt` with their default
 settings, except for those below. The prior precision is the weight decay, not times N: so the paper sets it for the

@@ -227,10 +227,13 @@ class Uncertainty(ABC):
 
 
 def draw_moments(scaled_draws: Tensor) -> tuple[Tensor, Tensor]:
-    """p̂, B × K, and the mutual information I, B, of B × M × K logits f_m / τ."""
+    """p̂, B × K, and the mutual information I, B, of B × M × K logits f_m / τ. For one draw I is exactly 0, so that a
+    rounding error is never taken for a sign of an unknown class."""
     log_p = scaled_draws.log_softmax(dim=-1)
     p = log_p.exp()
     probs = p.mean(dim=1)
+    if scaled_draws.shape[1] == 1:
+        return probs, torch.zeros_like(probs[:, 0])
     return probs, entropy(probs) + (p * log_p).sum(dim=-1).mean(dim=1)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from usfan.uncertainty.base import DrawsOfPart, Features, Uncertainty
+from usfan.uncertainty.base import DrawsOfPart, Uncertainty
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +27,3 @@ class PointEstimate(Uncertainty):
 
     def draw_size(self, samples: int) -> int:
         return len(self.weight)
-
-    def moments(
-        self,
-        features: Features,
-        temperature: float = 0.4,
-        samples: int = 128,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """I is exactly 0, so that a rounding error is never taken for a sign of an unknown class."""
-        probs, information = super().moments(features, temperature, samples)
-        return probs, torch.zeros_like(information)
