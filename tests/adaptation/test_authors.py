@@ -9,12 +9,14 @@ from torch import Tensor
 
 from oracles import authors
 from usfan.adaptation.centroids import nearest_centroid
-from usfan.adaptation.terms.aad import AttractDisperse
+from usfan.adaptation.methods import METHODS
+from usfan.adaptation.terms.cowa import WeightedMixup
 from usfan.adaptation.terms.entropy import Entropy
 from usfan.adaptation.terms.information import InformationMaximization
-from usfan.adaptation.terms.lsc import LocalStructure
-from usfan.adaptation.terms.nrc import Reciprocity
+from usfan.adaptation.terms.mixmatch import MixMatch
+from usfan.adaptation.terms.mixup import Mixup
 from usfan.adaptation.terms.pseudo_labels import PseudoLabels
+from usfan.adaptation.terms.rotation import Rotation
 from usfan.adaptation.terms.upa import CleanLabels
 from usfan.data.views import strong_view
 from usfan.engine.loop import Batch
@@ -77,20 +79,22 @@ def test_shot_labels(threshold):
 
 @pytest.mark.parametrize("name", ["lsc", "nrc", "aad"])
 def test_banks(name):
-    """Two steps: the second sees what the first wrote."""
+    """The whole loss of the row in two steps: the second sees what the first wrote."""
     target = random_target()
-    kinds = {"lsc": LocalStructure(), "nrc": Reciprocity(), "aad": AttractDisperse()}
-    term = running(kinds[name], target)
+    term, *others = (running(part, target) for part in METHODS[name].terms)
     bank = authors.Bank(target.features, target.probs)
     for samples in STEPS:
         batch = batch_of(target, samples)
         step = (bank, samples.tolist(), batch.features, batch.logits)
         expected = {
-            "lsc": lambda step=step: authors.lsc(*step, 2),
-            "nrc": lambda step=step: authors.nrc(*step, 2, 3, 0.1),
+            "lsc": lambda step=step: authors.lsc(*step, 2) + authors.diversity(step[3]),
+            "nrc": lambda step=step: (
+                authors.nrc(*step, 2, 3, 0.1) + authors.diversity(step[3])
+            ),
             "aad": lambda step=step: authors.aad(*step, 3, 1 / 4),  # (1 + 10 · 0.3)^−1
         }
-        same(term(batch), expected[name](), batch)
+        loss = term(batch) + sum(other(batch) for other in others)
+        same(loss, expected[name](), batch)
         torch.testing.assert_close(term.probs, bank.probs, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(term.features, bank.features, rtol=1e-6, atol=1e-8)
 
@@ -120,6 +124,71 @@ def test_upa():
         )
         contrast = authors.upa_contrast(batch.logits, batch.logits, own, chosen, 0.1)
         same(term(features), expected + contrast, batch)
+
+
+def ring(term: Mixup, samples: Tensor) -> list[int]:
+    """The partner of each sample of a batch: the next one in the order of the epoch."""
+    order = sorted(range(len(samples)), key=lambda i: int(term.keys[samples[i]]))
+    after = dict(zip(order, order[1:] + order[:1], strict=True))
+    return [after[i] for i in range(len(samples))]
+
+
+def test_cowa():
+    """Labels and JMDS of all samples, then the loss of two batches."""
+    target = random_target(40, classes=3, width=4)
+    term = running(WeightedMixup(), target)
+    labels, scores = authors.jmds(target.features, target.probs)
+    assert labels != target.probs.argmax(dim=1).tolist()
+    assert term.targets.argmax(dim=1).tolist() == labels
+    torch.testing.assert_close(
+        term.scores, torch.tensor(scores, dtype=torch.float64), rtol=1e-6, atol=1e-8
+    )
+    for samples in STEPS:
+        batch = batch_of(target, samples)
+        expected = authors.cowa(
+            batch.forward,
+            batch.images,
+            [labels[i] for i in samples.tolist()],
+            [scores[i] for i in samples.tolist()],
+            ring(term, samples),
+            term.shares[samples].tolist(),
+            3,
+        )
+        same(term(batch), expected, batch)
+
+
+def test_rotation():
+    target = random_target()
+    term = running(Rotation(), target)
+    for samples in STEPS:
+        batch = batch_of(target, samples)
+        turns = term.turns[samples].tolist()
+        expected = authors.rotation(batch.forward, batch.images, turns, *term.parameters())
+        same(term(batch), 0.6 * expected, batch)
+
+
+def test_mixmatch():
+    """The split by entropy within each class, and the loss with two views of each image."""
+    target = random_target()
+    term = running(MixMatch(), target)
+    labels, labelled = authors.labelled_share(target.probs)
+    assert (term.labelled > 0).tolist() == labelled
+    assert term.targets.argmax(dim=1).tolist() == labels
+    for samples in STEPS:
+        batch = batch_of(target, samples)
+        second = pictures(len(target), seed=3)[samples]
+        batch.second_view = lambda second=second: second
+        rows = samples.tolist()
+        expected = authors.mixmatch(
+            batch.forward,
+            (batch.images, second),
+            [labels[i] for i in rows],
+            [labelled[i] for i in rows],
+            ring(term, samples),
+            term.shares[samples].tolist(),
+            100 * 0.3,
+        )
+        same(term(batch), expected, batch)
 
 
 def test_tent():

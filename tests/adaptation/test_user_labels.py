@@ -50,7 +50,7 @@ def taught(model) -> int:
 def test_every_method_learns_from_given_labels(source, method):
     data = squares()
     given = {**TINY, **witness_of(method, data)}
-    if method == "tent":
+    if method in ("tent", "tent-online"):
         given |= {"epochs": 12, "lr": 0.2}
     plain, told = (
         usfan.adapt(source, data, method, labels=labels, **given) for labels in (None, WRONG)
@@ -217,7 +217,7 @@ def test_figures_are_of_the_images_whose_label_was_not_given(source):
     assert chosen.isdisjoint(squares().where(i) for i in WRONG)  # they have a label already
 
 
-@pytest.mark.parametrize("method", ["source-only", "bn-adapt"])
+@pytest.mark.parametrize("method", ["source-only", "bn-adapt", "bn-adapt-online"])
 def test_a_method_that_trains_nothing_refuses_labels(source, method):
     with pytest.raises(ConfigError, match=f"{method} trains nothing, so labels cannot help it"):
         usfan.adapt(source, squares(), method, labels=WRONG)

@@ -1,17 +1,20 @@
 """The losses of the authors' programs, one sample at a time, in float64 and differentiable: SHOT, U-SFAN, LSC, NRC,
-AaD, UPA, TENT. Transcribed from their formulas; what a program does to its tables happens here too.
+AaD, UPA, CoWA, SHOT++, TENT. Transcribed from their formulas; what a program does to its tables happens here too.
 
 Shapes: N target samples, B batch, K classes, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 EPSILON = 1e-5
+Network = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Pictures to features and logits."""
 
 
 def entropies(p: Tensor) -> Tensor:
@@ -53,6 +56,11 @@ def centroid_labels(features: Tensor, probs: Tensor, threshold: int = 0) -> list
         ]
         share = torch.eye(classes).to(probs)[labels]
     return labels
+
+
+def diversity(logits: Tensor) -> Tensor:
+    """The third term of LSC and NRC."""
+    return -entropies(logits.softmax(dim=1).mean(dim=0)).sum()
 
 
 class Bank:
@@ -178,6 +186,113 @@ def cross_entropy(logits: Tensor, labels: Sequence[int], rows: Sequence[int]) ->
     """The mean over these rows."""
     logs = logits.log_softmax(dim=1)
     return -torch.stack([logs[i, labels[i]] for i in rows]).mean()
+
+
+def jmds(features: Tensor, probs: Tensor) -> tuple[list[int], list[float]]:
+    """CoWA's labels and scores: Gaussians of the unit features, two rounds, the first with equal weights in the
+    covariances."""
+    rows = torch.stack([row / row.norm() for row in features])
+    samples, classes = probs.shape
+    width = rows.shape[1]
+    means_by = probs
+    spread_by = torch.ones_like(probs) / classes
+    for _ in range(2):
+        logs = torch.zeros_like(probs)
+        for k in range(classes):
+            size = means_by[:, k].sum()
+            mean = sum(means_by[i, k] * rows[i] for i in range(samples)) / size
+            away = [row - mean for row in rows]
+            spread = torch.zeros(width, width).to(rows)
+            for i in range(samples):
+                spread = spread + spread_by[i, k] * torch.outer(away[i], away[i])
+            spread = spread / spread_by[:, k].sum() + 1e-6 * torch.eye(width).to(rows)
+            inverse = torch.linalg.inv(spread)
+            constant = width * math.log(2 * math.pi) + torch.logdet(spread)
+            for i in range(samples):
+                logs[i, k] = size.log() - (constant + away[i] @ inverse @ away[i]) / 2
+        logs = logs - torch.logsumexp(logs, dim=1, keepdim=True)
+        means_by = spread_by = logs.exp()
+    ranked = [sorted(row, reverse=True) for row in logs.tolist()]
+    gaps = [row[0] - row[1] for row in ranked]
+    labels = logs.argmax(dim=1).tolist()
+    return labels, [gaps[i] / max(gaps) * float(probs[i, labels[i]]) for i in range(samples)]
+
+
+def cowa(
+    network: Network,
+    images: Tensor,
+    labels: Sequence[int],
+    scores: Sequence[float],
+    partners: Sequence[int],
+    shares: Sequence[float],
+    classes: int,
+) -> Tensor:
+    """Mixup of each image with its partner: pixels, one-hot labels and scores."""
+    total = torch.zeros((), dtype=images.dtype)
+    for i, (j, share) in enumerate(zip(partners, shares, strict=True)):
+        _, logits = network((share * images[i] + (1 - share) * images[j])[None])
+        p = logits[0].softmax(dim=0)
+        weight = share * scores[i] + (1 - share) * scores[j]
+        for k in range(classes):
+            target = share * (labels[i] == k) + (1 - share) * (labels[j] == k)
+            total = total - weight * target * torch.log(p[k] + 1e-6)
+    return total / len(images)
+
+
+def rotation(
+    network: Network, images: Tensor, turns: Sequence[int], weight: Tensor, bias: Tensor
+) -> Tensor:
+    """SHOT++: a linear layer sees a picture, without a gradient, and the turned one."""
+    losses = []
+    for image, turn in zip(images, turns, strict=True):
+        upright, _ = network(image[None])
+        turned, _ = network(torch.rot90(image, turn, dims=(1, 2))[None])
+        logits = weight @ torch.cat([upright[0].detach(), turned[0]]) + bias
+        losses.append(-logits.log_softmax(dim=0)[turn])
+    return torch.stack(losses).mean()
+
+
+def labelled_share(probs: Tensor) -> tuple[list[int], list[bool]]:
+    """SHOT++'s split: of each predicted class the same share, the lowest entropies first."""
+    each = entropies(probs).sum(dim=1)
+    share = int((each < each.mean()).sum()) / len(probs)
+    labels = probs.argmax(dim=1).tolist()
+    chosen: set[int] = set()
+    for k in set(labels):
+        members = sorted((i for i, y in enumerate(labels) if y == k), key=lambda i: each[i])
+        chosen |= set(members[: int(len(members) * share + 1e-9)])
+    return labels, [i in chosen for i in range(len(probs))]
+
+
+def mixmatch(
+    network: Network,
+    views: tuple[Tensor, Tensor],
+    labels: Sequence[int],
+    labelled: Sequence[bool],
+    partners: Sequence[int],
+    shares: Sequence[float],
+    weight: float,
+) -> Tensor:
+    """Both views of each image, mixed with the same view of its partner."""
+    guesses = [network(view)[1].softmax(dim=1).detach() for view in views]
+    classes = guesses[0].shape[1]
+    targets = []
+    for i, label in enumerate(labels):
+        p = (guesses[0][i] + guesses[1][i]) / 2
+        one_hot = torch.eye(classes).to(p)[label]
+        targets.append(one_hot if labelled[i] else p**2 / (p**2).sum())
+    supervised: list[Tensor] = []
+    apart: list[Tensor] = []
+    for view in views:
+        for i, j in enumerate(partners):
+            share = max(shares[i], 1 - shares[i])
+            _, logits = network((share * view[i] + (1 - share) * view[j])[None])
+            target = share * targets[i] + (1 - share) * targets[j]
+            if labelled[i]:
+                supervised.append(-(target * logits[0].log_softmax(dim=0)).sum())
+            else:
+                apart.append(((logits[0].softmax(dim=0) - target) ** 2).mean())
+    return torch.stack(supervised).mean() + weight * torch.stack(apart).mean()
 
 
 def tent(logits: Tensor) -> Tensor:

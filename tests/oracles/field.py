@@ -1,11 +1,9 @@
-"""The field's methods one sample at a time: banks and neighbours, votes, the best of a class, JMDS, guessed labels."""
+"""The field's methods one sample at a time: banks and neighbours, votes, the best of a class."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from oracles.centroids import Rows, dot, largest, unit
 
@@ -96,36 +94,3 @@ def best_of_each_class(
         )
         chosen |= set(members[: int(share * len(members) + 1e-6)])
     return [i in chosen for i in range(len(labels))]
-
-
-def jmds(
-    features: np.ndarray, probs: np.ndarray, ridge: float
-) -> tuple[list[int], list[float]]:
-    """Labels and scores, by densities with inverted covariances."""
-    phi = features / np.linalg.norm(features, axis=1, keepdims=True)
-    samples, classes = probs.shape
-    shares = probs
-    spread = np.ones_like(probs)
-    for _ in range(2):
-        logs = np.zeros((samples, classes))
-        for k in range(classes):
-            mean = sum(shares[i, k] * phi[i] for i in range(samples)) / shares[:, k].sum()
-            cov = sum(
-                spread[i, k] * np.outer(phi[i] - mean, phi[i] - mean) for i in range(samples)
-            )
-            cov = cov / spread[:, k].sum() + ridge * np.eye(phi.shape[1])
-            for i in range(samples):
-                away = phi[i] - mean
-                density = -0.5 * (
-                    away @ np.linalg.inv(cov) @ away + np.log(np.linalg.det(2 * np.pi * cov))
-                )
-                logs[i, k] = density + np.log(shares[:, k].sum())
-        shares = spread = np.exp(logs - np.logaddexp.reduce(logs, axis=1)[:, None])
-    gaps = [sorted(row)[-1] - sorted(row)[-2] for row in logs]
-    labels = [largest(row) for row in logs.tolist()]
-    return labels, [gap / max(gaps) * probs[i, labels[i]] for i, gap in enumerate(gaps)]
-
-
-def sharpen(probs: Sequence[float], temperature: float) -> list[float]:
-    raised = [p ** (1 / temperature) for p in probs]
-    return [value / sum(raised) for value in raised]

@@ -3,10 +3,13 @@
 import json
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from usfan.errors import DataError
+from usfan.study.agreement import predicted_classes
 from usfan.study.results import Average, Table, aggregate
 
 
@@ -30,6 +33,18 @@ def office_rows():
             for t in tasks
         }
     )
+
+
+def test_predictions_hold_more_than_32767_classes():
+    logits = torch.zeros(2, 40_001)
+    logits[:, 40_000] = 1
+    unknown = torch.tensor([False, True])
+    model = SimpleNamespace(
+        passes=SimpleNamespace(after=SimpleNamespace(logits=logits)),
+        flag_unknown=lambda outputs: unknown,
+        classes=range(40_001),
+    )
+    assert predicted_classes(model).tolist() == [40_000, 40_001]
 
 
 def test_average_is_taken_within_seeds():

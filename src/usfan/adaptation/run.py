@@ -45,6 +45,7 @@ from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
 from usfan.engine.runtime import Runtime
 from usfan.engine.stepper import Stepper
+from usfan.engine.stream import StreamOutputs
 from usfan.errors import option
 from usfan.maths.calibration import matching_temperature
 from usfan.maths.names import TargetNaming, View
@@ -120,6 +121,7 @@ class Adaptation:
         self.target_classes: dict[str, object] | None = None
         self.stage_number = -1
         self.terms: list[Term] = []
+        self.stream: StreamOutputs | None = None
         self.records: list[dict[str, Any]] = []
         self.epoch_figures: dict[str, float] = {}
         self.path: list[Tensor] = []
@@ -179,6 +181,8 @@ class Adaptation:
         self.source_doubt = share_in_doubt(source_naming)
         self.open_guard(before)
         self.context = self.make_context(before)
+        if self.plan.method.online:
+            self.stream = StreamOutputs(before.features, before.logits, self.runtime)
         self.enter_stage(0)
         return before
 
@@ -326,6 +330,7 @@ class Adaptation:
             self.runtime,
             beside=labels.rows if labels else None,
             progress=progress,
+            stream=self.stream,
         )
 
     def train(self, before: Outputs, first: int) -> Outputs:
@@ -358,7 +363,7 @@ class Adaptation:
         if self.terms:
             self.epoch_figures = self.loop.train_epoch(stage_epoch)
         else:
-            self.loop.settle(SETTLED_BATCHES)
+            self.loop.settle(SETTLED_BATCHES if self.stream is None else 1)
         for term in self.terms:
             term.end_epoch(stage_epoch, self.classifier)
 
@@ -368,15 +373,18 @@ class Adaptation:
         return outputs if labels is None else labels.replace_predictions(outputs)
 
     def outputs(self, first_pass: tuple[Tensor, Tensor] | None = None) -> Outputs:
-        """One pass over the target, test views, BatchNorm in test mode; terms and guard share it. `first_pass` are its
-        features and logits, if they are there already."""
-        features, logits = first_pass or forward_store(
-            self.classifier,
-            self.store,
-            self.source.spec,
-            self.runtime,
-            replay=self.replay,
-        )
+        """One pass over the target, test views, BatchNorm in test mode; of a stream, the training pass. Terms and guard
+        share it. `first_pass` are its features and logits, if they are there already."""
+        if self.stream is not None:
+            features, logits = self.stream.outputs()
+        else:
+            features, logits = first_pass or forward_store(
+                self.classifier,
+                self.store,
+                self.source.spec,
+                self.runtime,
+                replay=self.replay,
+            )
         temperature = self.plan.method.certainty.temperature
         draws = self.plan.config.samples
         probs, information = self.uncertainty.moments(features, temperature, draws)

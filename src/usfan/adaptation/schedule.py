@@ -68,4 +68,4 @@ class Schedule:
 def make_stage(plan: Plan, row: NextStage) -> Stage:
     """The stage as the loop runs it. A method without terms trains nothing; settling BatchNorm takes an epoch."""
     epochs = plan.config.epochs if plan.method.terms else int(plan.method.settles)
-    return Stage.of(plan.config, **{"epochs": epochs, **row.stage})
+    return Stage.of(plan.config, **{"epochs": round(row.length * epochs), **row.stage})

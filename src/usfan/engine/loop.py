@@ -33,6 +33,7 @@ from usfan.engine.passes import (
 from usfan.engine.runtime import Runtime, permutation, seed_everything
 from usfan.engine.stage import Stage
 from usfan.engine.stepper import Stepper
+from usfan.engine.stream import StreamOutputs
 from usfan.models.classifier import Classifier
 from usfan.threads import threads_for
 
@@ -59,6 +60,8 @@ class Batch:
     """(features, logits) of other views, for terms that make their own."""
     beside: tuple[Tensor, Tensor] | None = None
     """Sample numbers and logits of samples that went through the network beside the batch, if any."""
+    second_view: Callable[[], Tensor] | None = None
+    """Draws B × … further views of the same images; None for cached features."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Figures for the log, by name."""
 
@@ -88,15 +91,18 @@ class Loop:
         rows: Tensor | None = None,
         beside: Tensor | None = None,
         progress: Progress | None = None,
+        stream: StreamOutputs | None = None,
     ) -> None:
         """`rows` are the samples to train on, all by default. `beside` are samples that go through the network beside
-        every batch, at most half as many as it has at a time: only terms that request them see them."""
+        every batch, at most half as many as it has at a time: only terms that request them see them. `stream` takes
+        the outputs of each batch."""
         self.classifier = classifier
         self.feeder = feeder
         self.stage = stage
         self.runtime = runtime
         self.terms = list(terms)
         self.progress = progress
+        self.stream = stream
         if rows is None:
             rows = torch.arange(len(feeder.store), device=runtime.device)
         self.rows = rows
@@ -137,6 +143,8 @@ class Loop:
     def epoch_samples(self, epoch: int) -> Iterator[Tensor]:
         """This process's samples of each batch."""
         self.feeder.epoch.fill_(epoch)
+        if self.stream is not None:
+            self.stream.begin_epoch()
         batches = epoch_batches(
             len(self.rows), self.stage.batch_size, self.stage.seed, epoch, self.runtime
         )
@@ -186,6 +194,13 @@ class Loop:
         compiled = self.compiled and size == self.stage.batch_size
         view = self.feeder.view(samples, staged)
         features, logits = forward(self.classifier, view, self.runtime, compiled=compiled)
+        if self.stream is not None:
+            self.stream.write(samples[:size], features[:size], logits[:size])
+
+        def further_views() -> Tensor:
+            pixels = None if staged is None else staged[:size]
+            return self.feeder.view(samples[:size], pixels, again=True)
+
         batch = Batch(
             samples[:size],
             view[:size],
@@ -194,6 +209,7 @@ class Loop:
             self.done,
             self.forward,
             (samples[size:], logits[size:]),
+            None if self.feeder.store.is_features else further_views,
         )
         loss = torch.zeros((), device=self.runtime.device)
         for term in self.terms:
@@ -214,17 +230,22 @@ class Loop:
         set_mode(self.classifier, "new" if self.stage.tune == "new" else "norm")
         for epoch in range(-(-batches // max(1, self.batches))):
             for samples in self.epoch_samples(epoch):
-                self.forward(self.feeder.view(*self.feeder.inputs(samples)))
+                outputs = self.forward(self.feeder.view(*self.feeder.inputs(samples)))
+                if self.stream is not None:
+                    self.stream.write(samples, *outputs)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of a checkpoint: the network and the momentum."""
         network = {f"model.{k}": v for k, v in self.classifier.state_dict().items()}
-        return network | self.optimiser.tensors()
+        stream = {} if self.stream is None else self.stream.tensors()
+        return network | self.optimiser.tensors() | stream
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         network = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
         self.classifier.load_state_dict(network)
         self.optimiser.restore(tensors)
+        if self.stream is not None:
+            self.stream.restore(tensors)
 
     def release(self) -> None:
         """No more steps: captured graphs are freed."""

@@ -39,6 +39,8 @@ PASS_BATCH = 64
 seconds). On a CPU larger ones are slower."""
 FEATURE_BATCH = 4_096
 """Batch size of a pass over cached features."""
+SECOND_DRAW = 1 << 20
+"""Added to the number of the epoch for a second draw of the same images: no run has so many epochs."""
 SMALL_PICTURES = 64
 """Side of the pictures up to which pooling is most of a network's time."""
 
@@ -61,7 +63,10 @@ class Feeder:
             (samples,) if self.resident else (samples, self.store.batch(samples, self.device))
         )
 
-    def view(self, samples: Tensor, staged: Tensor | None = None) -> Tensor:
+    def view(
+        self, samples: Tensor, staged: Tensor | None = None, *, again: bool = False
+    ) -> Tensor:
+        """Views of these samples in this epoch; `again`: another draw of them."""
         spec = self.spec
         if self.store.is_features:
             return self.store.values[samples] if staged is None else staged
@@ -72,7 +77,8 @@ class Feeder:
         if staged is not None:
             pixels = staged
             rows = torch.arange(len(samples), device=self.device)
-        return train_view(pixels, rows, samples, spec, self.seed, self.epoch)
+        epoch = self.epoch + SECOND_DRAW if again else self.epoch
+        return train_view(pixels, rows, samples, spec, self.seed, epoch)
 
 
 def engine_store(

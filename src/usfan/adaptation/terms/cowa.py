@@ -6,7 +6,7 @@ posterior log-probabilities of the classes,
 
     LPG  = (γ_first − γ_second) / max over the target        how clear the structure of the data is
     JMDS = LPG · p_ŷ                                          p_ŷ: the model's probability of that label
-    L    = E[w̃ CE(p(x̃), ỹ)]                                   x̃, ỹ, w̃: mixup of images, labels and JMDS
+    L    = −E[w̃ Σ_k ỹ_k log(p_k(x̃) + 1e-6)]                   x̃, ỹ, w̃: mixup of images, labels and JMDS
 
 Shapes: N target samples, B batch, K classes, D features. Memory: N × (D + K); covariances are made one at a time.
 """
@@ -21,11 +21,12 @@ from torch.nn.functional import normalize, one_hot
 
 from usfan.adaptation.terms.mixup import Mixup
 from usfan.adaptation.terms.term import Batch, Context, Outputs
-from usfan.maths.objectives import soft_cross_entropy
 
 RIDGE = 1e-6
 """Added to the diagonal of each covariance: `--epsilon` of the authors' image_target_CoWA.py (Jhyun17/CoWA-JMDS), which
 adds a hundred times as much if a covariance cannot be inverted in float32. Here float64 takes care of that."""
+EPSILON = 1e-6
+"""Added to the probabilities in the logarithm: `--epsilon2` there."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ class WeightedMixup(Mixup):
             self.scores[samples],
         )
         _, logits = batch.forward(images)
-        loss = self.context.mean(weights * soft_cross_entropy(logits, targets))
+        each = -(targets * torch.log(logits.softmax(dim=1) + EPSILON)).sum(dim=1)
+        loss = self.context.mean(weights * each)
         batch.notes["loss_mixup"] = loss
         return loss
 
