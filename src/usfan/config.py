@@ -167,7 +167,8 @@ class AdaptConfig(OptimiserConfig):
     images to train all."""
     witness: str = "auto"
     """Frozen pretrained network for the method and the guard: auto (the network that the source model started from),
-    none, NAME, or NAME:WEIGHTS with offline, timm or a file."""
+    none, NAME or NAME:WEIGHTS (a timm model; offline, timm or a file), or the folder or Hub id of a vision model of
+    transformers or timm."""
     uncertainty: str = choice("auto", *UNCERTAINTIES)
     """Where the certainty of an image comes from: posterior, point (the point estimate), mc-dropout, ensemble, or auto
     (as stored with the source model)."""

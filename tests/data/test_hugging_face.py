@@ -74,6 +74,42 @@ def test_undecoded_images_and_unlabelled_splits(make_picture):
         data.load(1)
 
 
+class Column:
+    """A column that newer versions give: no list, but a sequence."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+class NewTable(Table):
+    def __getitem__(self, key):
+        values = super().__getitem__(key)
+        return Column(values) if isinstance(key, str) else values
+
+
+def test_columns_of_other_names_go_by_their_features(make_picture):
+    images = [make_picture(i) for i in range(3)]
+    features = {
+        "id": feature("Value"),
+        "photograph": feature("Image"),
+        "fine_label": ClassLabel(["mug", "pen"]),
+    }
+    pictures = [Image.fromarray(image) for image in images]
+    data = ImageData(NewTable(features, id=[7, 8, 9], photograph=pictures, fine_label=[1, 0, 1]))
+    assert data.classes == ("mug", "pen")
+    assert data.labels.tolist() == [1, 0, 1]
+    assert (data.load(1).numpy() == images[1].transpose(2, 0, 1)).all()
+    two = features | {"coarse_label": ClassLabel(["a"])}
+    table = Table(two, id=[0], photograph=pictures[:1], fine_label=[0], coarse_label=[0])
+    assert ImageData(table).labels is None
+
+
 def test_tables_without_a_clear_column():
     with pytest.raises(
         DataError, match="no image column: its columns are text; rename one to image"

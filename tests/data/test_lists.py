@@ -124,11 +124,11 @@ def test_names_spaces_and_odd_lines(class_folder, tmp_path):
         ),
         (
             ["photos/cat/0.jpg 0", "photos/cat/1.jpg"],
-            "line 2: no label, but other lines have one",
+            "line 2: no label, but others have one",
         ),
         (
             ["photos/cat/0.jpg", "photos/cat/1.jpg 0"],
-            "line 1: no label, but other lines have one",
+            "line 1: no label, but others have one",
         ),
         (["photos/cat/0.jpg\0 0"], "line 1: no such file"),
         ([""], "is empty"),

@@ -59,6 +59,7 @@ def refuses(capsys):
         ("train", {"root": "/"}),
         ("study", {"source_pretrained": "timm"}),
         ("adapt", {"witness": "resnet50:timm"}),
+        ("adapt", {"witness": "somebody/model"}),
         ("adapt", {"source": "somebody/model"}),
         ("predict", {"model": "somebody/model"}),
         ("export", {"onnx": "somewhere"}),
@@ -80,7 +81,7 @@ def test_a_flag_replaces_what_a_config_file_may_not_set(refuses, tmp_path):
     assert "no such folder" in refuses("train", tmp_path / "nowhere", *flags)
 
 
-@pytest.mark.parametrize("line", ["pretrained: timm", "cache: /somewhere", "witness: x:timm"])
+@pytest.mark.parametrize("line", ["pretrained: timm", "cache: /somewhere", "witness: x:timm", "witness: x/y"])
 def test_resuming_a_strangers_run_neither_connects_nor_writes(line, refuses, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -108,9 +108,9 @@ def plan_adaptation(settings: Mapping[str, Any], facts: SourceFacts) -> Plan:
     settings = expand_short_forms(settings)
     preset = read_preset(str(settings.get("preset", "default")), "adapt")
     if settings.get("method", "auto") == "auto":
-        default = (
-            "u-sfan++" if facts.witness and settings.get("witness") != "none" else "u-sfan"
-        )
+        witness = settings.get("witness", "auto")
+        is_available = facts.witness if witness == "auto" else witness != "none"
+        default = "u-sfan++" if is_available else "u-sfan"
         settings["method"] = preset.get("method", default)
     method = find_method(str(settings["method"]))
     preset |= read_preset(str(settings.get("preset", "default")), method.name)

@@ -22,6 +22,7 @@ import copy
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,9 +35,12 @@ from usfan.data.views import InputSpec
 from usfan.engine.features import BackboneAlone, features_of
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, UsfanError, option
+from usfan.files import read_json
 from usfan.maths.cluster_mixture import CHUNK, centred_features
+from usfan.models import hugging_face
 from usfan.models.backbones import (
     OFFLINE_PACKAGES,
+    Backbone,
     PretrainedHead,
     create_backbone,
     is_cached,
@@ -47,6 +51,7 @@ from usfan.models.backbones import (
 from usfan.models.hub import cache_only
 from usfan.progress import network_name
 from usfan.store.model import SourceModel, came_pretrained
+from usfan.store.model_folder import fetch_folder, may_be_hub_id
 
 log = logging.getLogger(__name__)
 
@@ -120,12 +125,14 @@ def testimony(features: Tensor, classifier: PretrainedHead | None) -> Tensor:
 
 
 def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witness | None:
-    """The witness by name (NAME, or NAME:WEIGHTS with offline, timm or a file), `auto` or `none`. `backbone_hash` is
-    that of the source model's backbone."""
+    """The witness by name (NAME, or NAME:WEIGHTS with offline, timm or a file), by folder or Hub id, `auto` or `none`.
+    `backbone_hash` is that of the source model's backbone."""
     if choice == "none":
         return None
     if choice == "auto":
         return automatic_witness(source, backbone_hash)
+    if Path(choice).is_dir() or may_be_hub_id(choice):
+        return witness_in(choice)
     name, _, weights = choice.partition(":")
     witness = load_witness(name, weights or "auto")
     if witness is None:
@@ -133,6 +140,24 @@ def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witn
             f"{option('witness', choice)}: no pretrained weights for {name!r}; write NAME:FILE, or NAME:timm"
         )
     return witness
+
+
+def witness_in(place: str) -> Witness:
+    """The network in a folder of transformers or timm, or behind a Hub id, which is downloaded."""
+    folder = Path(place)
+    name = folder.resolve().name
+    if not folder.is_dir():
+        folder = fetch_folder(place)
+        name = place
+    if hugging_face.is_saved_network(folder):
+        return of_backbone(name, hugging_face.load_backbone(folder))
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    if not isinstance(architecture, str):
+        raise ConfigError(
+            f"{option('witness', place)}: this is no folder of a transformers or timm model"
+        )
+    return of_backbone(name, create_backbone(architecture, str(folder / "model.safetensors")))
 
 
 def automatic_witness(source: SourceModel, backbone_hash: str) -> Witness | None:
@@ -229,15 +254,21 @@ def load_witness(name: str, weights: str) -> Witness | None:
     backbone = create_backbone(name, weights)
     if backbone.weights is None:
         return None
-    classifier = backbone.classifier
     if weights == "timm":
         classifier = timm_classifier(name, backbone.features)
+        backbone = replace(backbone, classifier=classifier)
+    return of_backbone(name, backbone)
+
+
+def of_backbone(name: str, backbone: Backbone) -> Witness:
+    """A network that starts from pretrained weights as a witness."""
+    assert backbone.weights is not None
     return Witness(
         name,
         backbone.module,
         backbone.spec,
         backbone.weights["hash"],
-        classifier=classifier,
+        classifier=backbone.classifier,
     )
 
 

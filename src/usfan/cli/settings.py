@@ -27,6 +27,7 @@ Settings = dict[str, Any]
 FLAGS_ONLY = {
     "module": "is code",
     "ray": "names a cluster whose answers are code",
+    "log": "sends figures to another program",
     "out": "names what is written",
     "onnx": "names what is written",
     "cache": "names a folder that is written to",
@@ -39,13 +40,13 @@ FLAGS_ONLY = {
 UNTRUSTED_VALUES = {
     "pretrained": (re.compile("timm"), "downloads weights"),
     "source_pretrained": (re.compile("timm"), "downloads weights"),
-    "witness": (re.compile(".*:timm"), "downloads weights"),
+    "witness": (re.compile(r".*:timm|\w[\w.-]*/[\w.-]+"), "downloads weights"),
     "method": (re.compile(".*:.*"), "is code"),
 }
 """Values that download something or run code, which only the user may ask for."""
 MODELS = ("model", "source")
 """Settings that name a folder, or an id of the Hub, which only the user may ask for."""
-PATHS = ("pretrained", "data", "classes", "labels")
+PATHS = ("pretrained", "data", "classes", "labels", "witness")
 """Settings that name files. With --root, those of a config file may not leave it."""
 
 
@@ -121,13 +122,22 @@ def check_trusted(file: str, settings: Settings, values: Settings) -> None:
             continue
         for text in value if isinstance(value, list) else [value]:
             reason = FLAGS_ONLY.get(name)
-            pattern, problem = UNTRUSTED_VALUES.get(name, (None, ""))
-            if pattern and pattern.fullmatch(str(text)):
+            problem = untrusted(name, text)
+            if problem:
                 reason = f"{printable(str(text), 80)} {problem}"
             elif name in MODELS and not os.path.exists(str(text)):
                 reason = f"{printable(text, 80)} is not on this machine"
             if reason:
                 raise ConfigError(f"{file}: {name} {reason}: give it on the command line")
+
+
+def untrusted(name: str, value: object) -> str:
+    """What a value of a setting downloads or runs; empty if it does neither. A folder on this machine does not."""
+    pattern, problem = UNTRUSTED_VALUES.get(name, (None, ""))
+    text = str(value)
+    if pattern is None or not pattern.fullmatch(text):
+        return ""
+    return "" if name == "witness" and os.path.isdir(text) else problem
 
 
 def check_paths(file: str, root: str, settings: Settings, values: Settings) -> None:
@@ -138,6 +148,9 @@ def check_paths(file: str, root: str, settings: Settings, values: Settings) -> N
         value = None if name in values else settings.get(name)
         if name == "pretrained" and value in ("auto", "none", "offline", "timm"):
             continue
+        if name == "witness":  # NAME, NAME:FILE or a folder
+            value = str(value).rpartition(":")[2]
+            value = value if os.path.exists(value) else None
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and not inside(os.path.abspath(path), root):
                 raise ConfigError(f"--config {file}: {name}: {path} leaves the root {root}")
@@ -214,13 +227,13 @@ def how_to_continue(name: str, settings: Settings) -> str:
     if name not in ("train", "posterior", "adapt") or not Path(out, "config.yaml").is_file():
         return ""
     words = ["usfan", name, "--resume", "--out", out]
-    for flag in ("module", "budget"):
+    for flag in ("log", "module", "budget"):
         if settings.get(flag) is not None:
             words += [f"--{flag}", str(settings[flag])]
     cache = settings.get("cache")
     if cache is not None:  # adapt has no flag for it
         words += ["--set", f"cache={cache}"] if name == "adapt" else ["--cache", str(cache)]
-    for flag, (pattern, _) in UNTRUSTED_VALUES.items():
-        if pattern.fullmatch(str(settings.get(flag))):
+    for flag in UNTRUSTED_VALUES:
+        if untrusted(flag, settings.get(flag)):
             words += [f"--{flag.replace('_', '-')}", settings[flag]]
     return f"; to continue: {shlex.join(words)}"

@@ -77,19 +77,45 @@ def _from_dataset(source: Any, name: str, normalisation: Normalisation | None) -
     return Content(images, values, getattr(whole, "classes", None) or None)
 
 
+class OneColumn:
+    """A column of a table with rows as dicts, item by item."""
+
+    def __init__(self, table: Any, column: str) -> None:
+        self.table = table
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.table[position][self.column]
+
+
 def _from_hugging_face(source: Any, name: str) -> Content:
-    """The columns go by their usual names; the classes are those of the label's feature."""
-    columns = list(source.column_names)
-    if not {"image", "img"} & set(columns):
+    """Columns go by their usual names, else by their features: the only `Image`, and the only `ClassLabel`, whose names
+    are the classes."""
+    column = _column(source, ("image", "img"), "Image")
+    if column is None:
+        columns = ", ".join(source.column_names)
         raise DataError(
-            f"{name} has no image column: its columns are {', '.join(columns)}; rename one to image"
+            f"{name} has no image column: its columns are {columns}; rename one to image"
         )
-    images = DatasetImages(source, name)
-    for column in ("label", "labels"):
-        if column in columns:
-            classes = getattr(source.features[column], "names", None)
-            return Content(images, source[column], classes)
-    return Content(images)
+    images = DatasetImages(OneColumn(source, column), name)
+    label = _column(source, ("label", "labels"), "ClassLabel")
+    if label is None:
+        return Content(images)
+    classes = getattr(source.features[label], "names", None)
+    return Content(images, list(source[label]), classes)
+
+
+def _column(table: Any, names: Sequence[str], kind: str) -> str | None:
+    """The first of these names that is a column, else the only column with this kind of feature."""
+    columns: list[str] = list(table.column_names)
+    usual = [name for name in names if name in columns]
+    fitting = [name for name in columns if type(table.features[name]).__name__ == kind]
+    if usual or len(fitting) != 1:
+        return usual[0] if usual else None
+    return fitting[0]
 
 
 def _items(

@@ -1,4 +1,4 @@
-"""The pictures of an `ImageData`: in files, in an array, or in a dataset object.
+"""The pictures of an `ImageData`: in files or parts of them, in an array, or in a dataset object.
 
 Each kind of `Images` gives a picture, upright, in mode RGB or L (`picture`; `side` is that of
 `decode_file`), names a bad one by its file or place
@@ -20,7 +20,14 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
-from usfan.data.decoding.decode import UnreadableImage, convert, decode_bytes, decode_file
+from usfan.data.decoding.decode import (
+    FilePart,
+    UnreadableImage,
+    convert,
+    decode_bytes,
+    decode_file,
+    decode_part,
+)
 from usfan.data.labels import LabelValues
 from usfan.errors import DataError
 
@@ -55,6 +62,11 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def files(self) -> Sequence[str]:
+        """What a decoding process is given."""
+        return self.paths
+
     def picture(self, i: int, channels: int, side: int | None = None) -> Image.Image:
         return decode_file(self.paths[i], channels, side)
 
@@ -81,6 +93,35 @@ class FileImages:
                         hashed.update(file.read(2**20))
             except OSError:
                 hashed.update(b"\0unreadable\0")
+        return hashed.hexdigest()
+
+
+class PackedImages:
+    """Pictures in parts of files."""
+
+    def __init__(self, files: Sequence[FilePart]):
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def picture(self, i: int, channels: int, side: int | None = None) -> Image.Image:
+        return decode_part(self.files[i], channels, side)
+
+    def where(self, i: int) -> str:
+        return self.files[i].label
+
+    def take(self, indices: Sequence[int]) -> PackedImages:
+        return PackedImages([self.files[i] for i in indices])
+
+    def digest(self) -> str:
+        """That of the files, and the place and name of each picture in them."""
+        paths = sorted({part.path for part in self.files})
+        numbers = {path: number for number, path in enumerate(paths)}
+        hashed = blake2b(FileImages(paths).digest().encode(), digest_size=16)
+        for part in self.files:
+            place = f"{numbers[part.path]} {part.offset} {part.size} {part.name}\0"
+            hashed.update(place.encode())
         return hashed.hexdigest()
 
 
@@ -161,7 +202,7 @@ class DatasetImages(SelectedImages):
         return hashed.hexdigest()
 
 
-Images = FileImages | ArrayImages | DatasetImages
+Images = FileImages | PackedImages | ArrayImages | DatasetImages
 
 
 def plain(image: Any, normalisation: Normalisation | None) -> Any:

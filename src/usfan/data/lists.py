@@ -202,16 +202,22 @@ def _is_path(word: str) -> bool:
     return "/" in word or os.sep in word or is_image_name(word)
 
 
-def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
-    words = [entry.label for entry in entries if entry.label is not None]
-    if not words:
+def label_values(
+    words: Sequence[str | None], places: Sequence[str]
+) -> list[str] | list[int] | None:
+    """Labels as numbers if all are, else as names; None if there is none. `places` say where each word would stand."""
+    labels = [word for word in words if word is not None]
+    if not labels:
         return None
-    if len(words) < len(entries):
-        place = next(entry.place for entry in entries if entry.label is None)
-        raise DataError(f"{place}no label, but other lines have one")
-    if all(_NUMBER.fullmatch(word) for word in words):
-        return [int(word) for word in words]
-    return words
+    if len(labels) < len(words):
+        raise DataError(f"{places[words.index(None)]}no label, but others have one")
+    if all(_NUMBER.fullmatch(word) for word in labels):
+        return [int(word) for word in labels]
+    return labels
+
+
+def _labels(entries: list[Entry]) -> list[str] | list[int] | None:
+    return label_values([entry.label for entry in entries], [entry.place for entry in entries])
 
 
 def read_classes(path: str | os.PathLike[str]) -> tuple[str, ...]:

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from usfan.data import folders, lists
+from usfan.data import folders, lists, shards
 from usfan.data.datasets import read_dataset
 from usfan.data.decoding.decode import is_image_name, one_line, to_tensor
-from usfan.data.images import ArrayImages, Content, FileImages, Images, image_array
+from usfan.data.images import (
+    ArrayImages,
+    Content,
+    FileImages,
+    Images,
+    PackedImages,
+    image_array,
+)
 from usfan.data.incoming import incoming
 from usfan.data.labels import (
     ClassNames,
@@ -54,6 +61,7 @@ class ImageData:
     `source` is one of
 
     - a folder of class folders (`class/*.jpg`, at any depth below), or a flat folder of images (no labels);
+    - a WebDataset shard (`.tar`), a folder of them, or a sequence of them, see `usfan.data.shards`;
     - one image file, or a list file with `path label` or `path` lines or CSV columns, see `usfan.data.lists`;
     - an array or tensor, N×H×W, N×H×W×C or N×C×H×W, uint8 or floats in [0, 1], with `labels=` if there are any, or
       both as a pair;
@@ -243,6 +251,9 @@ def _open(
     elif isinstance(source, FileImages):
         content = Content(source)
         name = name or "files"
+    elif _is_paths(source) and all(shards.is_shard(os.fspath(path)) for path in source):
+        name = name or "shards"
+        content = shards.read_shards([lists.absolute(path) for path in source])
     elif _is_paths(source):
         name = name or "paths"
         entries = [
@@ -261,6 +272,8 @@ def _open(
         content = read_dataset(source, name)
     if isinstance(content.images, FileImages):
         lists.check_root(content.images.paths, root)
+    elif isinstance(content.images, PackedImages):
+        lists.check_root({part.path for part in content.images.files}, root)
     elif root is not None:
         raise DataError("root= goes with folders, lists and paths, not with images in memory")
     return content, name
@@ -274,9 +287,14 @@ def _from_path(path: str, root: str | None, unlabelled: bool) -> Content:
     path = lists.absolute(path)
     labels: LabelValues | None = None
     if os.path.isdir(path):
+        archives = shards.shards_in(path)
+        if archives:
+            return shards.read_shards(archives)
         paths, labels = folders.scan(path, unlabelled=unlabelled)
     elif not os.path.isfile(path):
         raise DataError(f"no such folder, image or list file: {one_line(path)}")
+    elif shards.is_shard(path):
+        return shards.read_shards([path])
     elif is_image_name(path):
         paths = [path]
     else:
@@ -317,8 +335,8 @@ def open_inputs(
             [line for lines in incoming(sys.stdin) for line in lines] if path == "-" else [path]
         )
     images = open_files(names, root=root, strict=strict)
-    paths = images.paths or []
-    if not any(os.path.isfile(path) for path in paths):
+    paths = images.paths
+    if paths is not None and not any(os.path.isfile(path) for path in paths):
         raise DataError(f"no such image: {some(paths)}")
     return images
 
@@ -333,13 +351,18 @@ def open_stream(*, root: str | None = None, strict: bool = False) -> Iterator[Im
 
 
 def open_files(names: Sequence[str], *, root: str | None, strict: bool) -> ImageData:
-    """The images of photographs, folders and list files."""
+    """The images of photographs, folders and list files, or of shards alone."""
     paths: list[str] = []
     for path in names:
         if is_image_name(path) and not os.path.isdir(path):
             paths.append(lists.absolute(path))
-        else:
-            paths += ImageData(path, unlabelled=True, root=root).paths or []
+            continue
+        data = ImageData(path, unlabelled=True, root=root, strict=strict)
+        if data.paths is None and len(names) > 1:
+            raise DataError(f"{one_line(path)} holds shards: they go alone, one file or folder")
+        if data.paths is None:
+            return data
+        paths += data.paths
     if not paths:
         raise DataError(
             "no image was given: name photographs, a folder or a list, or write paths to standard input"

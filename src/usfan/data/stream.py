@@ -11,7 +11,7 @@ from torch import Tensor
 
 from usfan.data.decoding.decode import UnreadableImage, one_line, planes, squared
 from usfan.data.decoding.pool import decode_in_processes
-from usfan.data.images import ArrayImages, FileImages, Images
+from usfan.data.images import ArrayImages, FileImages, Images, PackedImages
 from usfan.data.sources import ImageData
 from usfan.errors import DataError
 
@@ -95,7 +95,7 @@ def worker_count(data: ImageData, workers: int | None) -> int:
     """Number of processes that decode the images; 0 is this process."""
     if workers is not None and workers < 0:
         raise DataError(f"workers must be 0 or more, not {workers}")
-    if not isinstance(data.images, FileImages):
+    if not isinstance(data.images, (FileImages, PackedImages)):
         return 0
     if workers is not None:
         return workers
@@ -123,9 +123,9 @@ def _pictures(
     processes: int,
 ) -> Generator[bytes | bytearray | str, None, None]:
     """The C·S·S bytes of each image, or the reason why it cannot be read."""
-    if processes and isinstance(images, FileImages):
+    if processes and isinstance(images, (FileImages, PackedImages)):
         decoding = decode_in_processes(
-            images.paths, size=size, channels=channels, workers=processes, resampling=resampling
+            images.files, size=size, channels=channels, workers=processes, resampling=resampling
         )
         with closing(decoding) as answers:
             yield from answers

@@ -1,4 +1,5 @@
-"""Image classifiers of `transformers` (extra `usfan[transformers]`): their head, their classes, their input.
+"""Networks of `transformers` (extra `usfan[transformers]`): image classifiers with their head, classes and input, and
+vision models of any kind as backbones.
 
 A folder of `save_pretrained` holds config.json, the weights, and preprocessor_config.json if its image processor was
 saved too. Weights are read from safetensors only, and no code that lies beside them is run.
@@ -10,7 +11,7 @@ import contextlib
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,28 @@ from usfan.data.labels import canonical
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, first_line, printable
 from usfan.files import read_json
+from usfan.models.backbones import Backbone, as_head, probe_features, weights_hash
+from usfan.models.classifier import example_of, wrap_module
 from usfan.tensor_file import read_tensors
 
 PROCESSOR = "preprocessor_config.json"
+PROCESSORS = (PROCESSOR, "processor_config.json")
+"""Files of an image processor: alone, or together with a tokenizer."""
 COUNTS = ("layer", "depth", "block", "stage")
 """Parts of the names of settings that count layers."""
 NAMES = ("id2label", "label2id", "num_labels")
-REMOTE = ("auto_map", "quantization_config", "_name_or_path", "_attn_implementation")
+REMOTE = (
+    "auto_map",
+    "quantization_config",
+    "_name_or_path",
+    "_attn_implementation",
+    "attn_implementation",
+)
 """Settings of config.json that name code, another format or a place."""
+CONFIG = "config.json"
+LOCAL = {"local_files_only": True, "use_safetensors": True}
+PROBLEMS = ("missing_keys", "mismatched_keys", "unexpected_keys")
+JsonTable = dict[str, Any]
 
 
 class LogitsOf(nn.Module):
@@ -43,6 +58,22 @@ class LogitsOf(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(pixel_values=images).logits
         return logits
+
+
+class PooledFeatures(nn.Module):
+    """A vision model of transformers as a backbone: images B×C×S×S → features B×F."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = self.network(pixel_values=images)
+        pooled = getattr(output, "pooler_output", None)
+        if isinstance(pooled, Tensor):
+            return pooled.flatten(1)
+        last: Tensor = output.last_hidden_state
+        return last.mean(dim=(2, 3)) if last.ndim == 4 else last[:, 0]  # the class token
 
 
 def library() -> Any:
@@ -100,17 +131,27 @@ def input_of(network: Any) -> InputSpec | None:
     from huggingface_hub import try_to_load_from_cache
 
     place = str(network.name_or_path)
-    folder = Path(place)
-    if place and not folder.is_dir():
-        with contextlib.suppress(ValueError):  # no Hub id
-            folder = Path(str(try_to_load_from_cache(place, PROCESSOR))).parent
-    if not place or not (folder / PROCESSOR).is_file():
+    if not place or Path(place).is_dir():
+        return processor_in(Path(place)) if place else None
+    with contextlib.suppress(ValueError):  # no Hub id
+        for name in PROCESSORS:
+            file = try_to_load_from_cache(place, name)
+            if isinstance(file, str):
+                return processor_in(Path(file).parent)
+    return None
+
+
+def processor_in(folder: Path) -> InputSpec | None:
+    """The input that the image processor in a folder prepares; None if there is none."""
+    file = next((folder / name for name in PROCESSORS if (folder / name).is_file()), None)
+    if file is None:
         return None
+    loader = library().AutoImageProcessor
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        loader = library().AutoImageProcessor
-        return spec_of(loader.from_pretrained(folder, local_files_only=True))
+        return spec_of(loader.from_pretrained(folder, **options))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / PROCESSOR}: {first_line(error)}") from error
+        raise ConfigError(f"{file}: {first_line(error)}") from error
 
 
 def spec_of(processor: Any) -> InputSpec:
@@ -180,7 +221,7 @@ def config_of(network: Any) -> dict[str, Any]:
 
 def is_saved_network(folder: Path) -> bool:
     """Whether a folder is one of `save_pretrained`, and no model folder of ours."""
-    file = folder / "config.json"
+    file = folder / CONFIG
     if not file.is_file() or (folder / "posterior.safetensors").exists():
         return False
     config = read_json(file)
@@ -196,10 +237,9 @@ def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
         is_count = any(part in name for part in COUNTS)
         if is_count and any(isinstance(count, int) and count > tensors for count in counts):
             raise ArtifactError(f"{printable(name, 80)}: more layers than the file has tensors")
-    fields = {name: value for name, value in values.items() if name not in REMOTE}
+    config = network_config(values)
     try:
         with quiet(), torch.device("meta"):
-            config = transformers.AutoConfig.for_model(**fields)
             network = transformers.AutoModelForImageClassification.from_config(
                 config, trust_remote_code=False
             )
@@ -219,11 +259,81 @@ def fill_network(sketch: LogitsOf, state: dict[str, Tensor]) -> LogitsOf:
 def load_network(folder: Path) -> Any:
     """The classifier in a folder of `save_pretrained`."""
     loader = library().AutoModelForImageClassification
-    return load_whole(loader, folder, local_files_only=True, use_safetensors=True)
+    return load_whole(loader, folder, config=local_config(folder), **LOCAL)
+
+
+def local_config(folder: Path) -> Any:
+    """The config in a folder of `save_pretrained`."""
+    values = read_json(folder / CONFIG)
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise ConfigError(f"{folder}: {CONFIG} names no model_type: this is no folder of transformers")
+    return network_config(values)
+
+
+def network_config(values: Mapping[str, Any]) -> Any:
+    """The config that a stranger's config.json describes, without what names code, another format or a place."""
+    fields = without_remote(values)
+    try:
+        with quiet():
+            return library().AutoConfig.for_model(**fields)
+    except Exception as error:  # of transformers: the config is a stranger's
+        raise ArtifactError(
+            f"transformers cannot make this network: {printable(first_line(error), 200)}"
+        ) from error
+
+
+def without_remote(values: Mapping[str, Any]) -> JsonTable:
+    fields = {}
+    for name, value in values.items():
+        if name not in REMOTE:
+            fields[name] = without_remote(value) if isinstance(value, dict) else value
+    return fields
+
+
+def load_backbone(folder: Path) -> Backbone:
+    """A vision model in a folder of `save_pretrained`, with the classifier that it was pretrained with if there is one.
+    Of a model of images and texts, the part for images."""
+    config = local_config(folder)
+    spec = processor_in(folder)
+    if spec is None:
+        raise ConfigError(
+            f"{folder}: no {PROCESSOR} in it says how images are prepared: save the image processor there too"
+        )
+    head = None
+    module: nn.Module
+    if str((config.architectures or [""])[0]).endswith("ForImageClassification"):
+        network = load_network(folder)
+        wrapped = wrap_module(LogitsOf(network), head_of(network), example_of(spec))
+        module = wrapped.backbone
+        head = as_head(list(wrapped.head.state_dict().values()), wrapped.head.in_features)
+    else:
+        module = PooledFeatures(load_body(folder, config))
+    weights = {"from": "transformers", "hash": weights_hash(module)}
+    return Backbone(module, probe_features(module, spec), spec, weights, classifier=head)
+
+
+def load_body(folder: Path, config: Any) -> Any:
+    """The network without a classifier. The files of DINO, and of classifiers, have no weights for a pooler: the class
+    token is the feature then."""
+    config = getattr(config, "vision_config", config)
+    network, problems = from_weights(library().AutoModel, folder, config=config, **LOCAL)
+    missing = problems["missing_keys"]
+    if missing and all(str(name).startswith("pooler.") for name in missing):
+        network.pooler = None
+        problems["missing_keys"] = set()
+    refuse_misfits(str(folder), network, problems, ("missing_keys", "mismatched_keys"))
+    return network
 
 
 def load_whole(loader: Any, place: Path | None, **options: Any) -> Any:
-    """A network all of whose weights are there; transformers would draw the missing ones at random."""
+    """A network all of whose weights are there, and no others; transformers would draw the missing ones at random."""
+    network, problems = from_weights(loader, place, **options)
+    refuse_misfits("the weights" if place is None else str(place), network, problems, PROBLEMS)
+    return network
+
+
+def from_weights(loader: Any, place: Path | None, **options: Any) -> tuple[Any, JsonTable]:
+    """The network in test mode, and the names of the tensors that do not fit, by the kind of the problem."""
     options |= {"trust_remote_code": False, "dtype": torch.float32}
     what = "the weights" if place is None else str(place)
     try:
@@ -231,18 +341,21 @@ def load_whole(loader: Any, place: Path | None, **options: Any) -> Any:
             network, problems = loader.from_pretrained(
                 place, output_loading_info=True, **options
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ConfigError(
-            f"{what}: transformers cannot make an image classifier of it: {printable(first_line(error), 300)}"
+            f"{what}: transformers cannot make a network of it: {printable(first_line(error), 300)}"
         ) from error
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+    return network.eval(), problems
+
+
+def refuse_misfits(what: str, network: Any, problems: JsonTable, kinds: Sequence[str]) -> None:
+    for kind in kinds:
         names = sorted(map(str, problems[kind]))
         if names:
             raise ConfigError(
                 f"{what}: {kind.replace('_keys', '')} tensor {printable(names[0], 200)}: this is no trained "
                 f"{type(network).__name__}"
             )
-    return network.eval()
 
 
 def stored_tensors(network: LogitsOf, head_name: str, head: nn.Module) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 (registers its format)
@@ -89,6 +89,26 @@ class UnreadableImage(DataError):
         self.reason = reason
 
 
+class FilePart(NamedTuple):
+    """A picture inside of a file: so many bytes from an offset on."""
+
+    path: str
+    offset: int
+    size: int
+    name: str
+
+    @property
+    def label(self) -> str:
+        """What messages and tables call it."""
+        return f"{self.path}:{self.name}"
+
+    def read(self) -> bytes:
+        """The bytes; fewer if the file has become shorter."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings inside: Pillow's are of odd metadata and large sizes, and we judge both ourselves. The filters are
@@ -127,6 +147,21 @@ def decode_file(path: str, channels: int = 3, side: int | None = None) -> Image.
             raise
         raise UnreadableImage(path, _reason(error)) from error
     return decode_bytes(content, path, channels, side=side)
+
+
+def decode_part(part: FilePart, channels: int = 3, side: int | None = None) -> Image.Image:
+    """As `decode_file`, for a part of a file."""
+    if part.size > MAX_BYTES:
+        raise UnreadableImage(
+            part.label, f"{part.size} bytes is over the limit of {MAX_BYTES}"
+        )
+    try:
+        content = part.read()
+    except FileNotFoundError:
+        raise UnreadableImage(part.label, "file is missing") from None
+    except OSError as error:
+        raise UnreadableImage(part.label, _reason(error)) from error
+    return decode_bytes(content, part.label, channels, side=side)
 
 
 def decode_bytes(

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from usfan.data.decoding.decode import FilePart
 from usfan.data.decoding.process import HEADER, SECONDS
 from usfan.errors import option
 
@@ -43,6 +44,7 @@ _KEEP_FREED_MEMORY = {
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CODE = "from usfan.data.decoding.process import main; main()"
 
+Files = Sequence[str] | Sequence[FilePart]
 Form = dict[str, int | str | None]
 """Size, channels and resampling of a job."""
 Answer = bytearray | str
@@ -58,7 +60,7 @@ class _TookLong(_Died):
 
 
 def decode_in_processes(
-    paths: Sequence[str],
+    paths: Files,
     *,
     size: int,
     channels: int | None,
@@ -132,7 +134,7 @@ class _Process:
         self.poll.register(self.child.stdout, select.POLLIN)
         self.ready = False
 
-    def decode(self, paths: Sequence[str], form: Form) -> list[Answer]:
+    def decode(self, paths: Files, form: Form) -> list[Answer]:
         """The answers for some files."""
         answers: list[Answer] = []
         suspect = None
@@ -150,7 +152,7 @@ class _Process:
                 suspect = path
         return answers
 
-    def ask(self, paths: Sequence[str], form: Form) -> None:
+    def ask(self, paths: Files, form: Form) -> None:
         assert self.child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # if it has died, reading says so
             self.child.stdin.write(json.dumps({**form, "paths": paths}).encode() + b"\n")
@@ -186,11 +188,12 @@ class _Process:
         status = f"signal {-code}" if code < 0 else f"exit code {code}"
         return _Died(f"the decoder crashed ({status})")
 
-    def restart(self, path: str) -> None:
+    def restart(self, path: str | FilePart) -> None:
         self.restarts += 1
         report = self.close()
         if self.is_over or not self.ready or self.restarts > MOST_RESTARTS:
-            fault = f"crashed {self.restarts} times, the last time on {path}"
+            label = path if isinstance(path, str) else path.label
+            fault = f"crashed {self.restarts} times, the last time on {label}"
             if not self.ready:
                 fault = "could not start"
             raise OSError(

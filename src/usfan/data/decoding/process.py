@@ -1,6 +1,7 @@
 """The process that decodes: started by `pool`, it reads jobs and answers with pixels.
 
-A job is a line of JSON, {"paths": […], "size": S, "channels": C, "resampling": R}. For each path it answers with the
+A job is a line of JSON, {"paths": […], "size": S, "channels": C, "resampling": R}. A path is a text, or the fields of
+a `FilePart`. For each it answers with the
 C·S·S bytes of the picture; with C = null, with a JPEG that fits into S×S; or with the reason why there is neither. It
 loads neither torch nor numpy, so a start takes 0.1 s instead of seconds, and it ends when its standard input does: it
 cannot outlive its parent.
@@ -20,11 +21,18 @@ import signal
 import struct
 import sys
 import warnings
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image
 
-from usfan.data.decoding.decode import UnreadableImage, decode_file, planes, squared
+from usfan.data.decoding.decode import (
+    FilePart,
+    UnreadableImage,
+    decode_file,
+    decode_part,
+    planes,
+    squared,
+)
 
 SECONDS = 5.0
 """Twice what the largest picture takes (67 million pixels, lossless WebP)."""
@@ -65,10 +73,15 @@ def send(file: BinaryIO, content: bytes, is_picture: bool) -> None:
     file.flush()
 
 
-def decoded(path: str, size: int, channels: int | None, resampling: str) -> bytes:
+def decoded(
+    path: str | list[Any], size: int, channels: int | None, resampling: str
+) -> bytes:
+    if isinstance(path, str):
+        image = decode_file(path, channels or 3, size)
+    else:
+        image = decode_part(FilePart(*path), channels or 3, size)
     if channels is not None:
-        return planes(squared(decode_file(path, channels, size), size, resampling))
-    image = decode_file(path, 3, size)
+        return planes(squared(image, size, resampling))
     image.thumbnail((size, size), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80, optimize=True)
