@@ -3,6 +3,10 @@
     python -m studies.estimates rows CACHE CHECK.jsonl RUNS.jsonl [--families …] [--seeds 2019]
     python -m studies.estimates table CHECK.jsonl RUNS.jsonl
 
+The form of the interval and its two constants are set on office31, pacs, lines, leaf, digits, inverted and same, seeds
+2019 to 2021. Set aside to judge: shifts and emoji (some of whose check rows had been looked at before, but of whose runs
+only three), and seeds from 2022 of every kind.
+
 `rows` checks the source model on each target (`usfan check`), adapts it with the default method, and appends a row to
 each file; rows that are there are skipped. `table` leaves out one kind of shift at a time, sets the width of the
 interval on the others (split conformal on the error, scaled by 1 − κ of the source model, so that it is wider the less
