@@ -1,8 +1,13 @@
 """Accuracy without labels, and whether it can be told at all.
 
 The figure is e of the guard with few neighbours: it says how well predictions explain the structure of the target under
-the names that the source model gives its clusters. It is worth nothing if these names are in doubt, or if the source
-model follows so little of the structure that its names are accidents. Then the answer is: this cannot be told.
+the names that the source model gives its clusters. Its 90 % interval reaches from e − hypot(h, u) to e + h:
+
+    h = hypot(1/4 (1 − κ), 0.82 / √n)
+
+The less of the structure the source model follows (κ), the more of its names are accidents. A share u of the images is
+expected to lie in clusters with a wrong name, which can only lower accuracy. The last term is the error of a share among
+n images. If the interval would be wider than 30 points, the answer is: this cannot be told.
 """
 
 from __future__ import annotations
@@ -14,15 +19,15 @@ from usfan.adaptation.guard import EpochScore
 from usfan.adaptation.thresholds import (
     ACCURACY_ERROR,
     FOLLOWED_STRUCTURE_STRICT,
-    NAMED_STRUCTURE,
     TRAINING_IMAGES,
+    WIDEST_ESTIMATE,
 )
 from usfan.maths.agreement import Interval
 from usfan.maths.measurement import NORMAL_95
-from usfan.maths.names import IN_DOUBT
 
 ALL_KNOWN = "if no image is of a new class"
 NORMAL_90 = 1.645
+TOO_FEW = "there are too few images to compare"
 WITH_UNKNOWN = "with unknown as a class of its own"
 
 
@@ -62,22 +67,53 @@ def estimate_accuracy(
     (`rejects`), unknown is one more class, and it is right for images of new classes; otherwise the estimate holds if
     there are none."""
     counts = WITH_UNKNOWN if rejects else ALL_KNOWN
+    if doubt is None:
+        return AccuracyEstimate(None, None, counts, TOO_FEW)
     structure = score.structure[0]
-    reason = why_not(structure, doubt, pretrained=pretrained)
-    if reason:
-        return AccuracyEstimate(None, None, counts, reason)
-    error = half_width(structure, count)
-    before, after = (interval(value, error) for value in score.accuracy)
+    below, above = errors(structure, doubt, count)
+    before, after = (interval(value, below, above) for value in score.accuracy)
     if shift < TRAINING_IMAGES:
         before, after = (replace(share, high=1.0) for share in (before, after))
-    return AccuracyEstimate(before, after, counts)
+    if can_be_told(structure, below + above, pretrained=pretrained):
+        return AccuracyEstimate(before, after, counts)
+    reason = why_not(structure, doubt, count)
+    if pretrained:
+        reason += f"; the source model may be right on anything from {ends_text(before)}"
+    return AccuracyEstimate(None, None, counts, reason)
 
 
-def half_width(structure: float, count: int) -> float:
-    """Of the 90 % interval: the less of the structure the source model follows (κ), the wider. With few images it is
-    wider too, by the error of a share among so many."""
-    return math.hypot(
-        ACCURACY_ERROR * math.sqrt(1 - min(structure, 1.0)), NORMAL_90 * 0.5 / math.sqrt(count)
+def errors(
+    structure: float, doubt: float, count: int, error: float = ACCURACY_ERROR
+) -> tuple[float, float]:
+    """How far the interval reaches below and above the estimate, from κ of the source model, the doubt about names, the
+    number of images, and the error with many images and κ = 0."""
+    above = math.hypot(error * (1 - min(structure, 1.0)), sampling_error(count))
+    return math.hypot(above, doubt), above
+
+
+def sampling_error(count: int) -> float:
+    """Of a share among so many images, in nine of ten cases."""
+    return NORMAL_90 * 0.5 / math.sqrt(count)
+
+
+def can_be_told(structure: float, width: float, *, pretrained: bool) -> bool:
+    """Whether an estimate with an interval of this width is worth telling. Pixels, the only other view of a network
+    from scratch, need more structure."""
+    least = -1.0 if pretrained else FOLLOWED_STRUCTURE_STRICT
+    return width <= WIDEST_ESTIMATE and structure >= least
+
+
+def why_not(structure: float, doubt: float, count: int) -> str:
+    """What makes the interval widest."""
+    names = ACCURACY_ERROR * (1 - structure)
+    sampling = sampling_error(count)
+    if sampling > max(names, doubt):
+        return TOO_FEW
+    if doubt > names:
+        return f"the names of groups that hold {doubt:.0%} of the images are in doubt"
+    return (
+        f"the source model's predictions follow only {max(structure, 0):.0%} of the images' structure,"
+        " so its names may be accidents"
     )
 
 
@@ -106,27 +142,19 @@ def of_adapted(share: Interval, earlier: object, confidence: float) -> Interval 
     value, low = (figures.get(name) for name in ("value", "low"))
     if not isinstance(value, (int, float)) or not isinstance(low, (int, float)):
         return None
-    return interval(min(share.value, confidence, value / 100), (value - low) / 100)
+    error = (value - low) / 100
+    return interval(min(share.value, confidence, value / 100), error, error)
 
 
-def why_not(structure: float, doubt: float | None, *, pretrained: bool) -> str:
-    """Why accuracy cannot be told, from κ of the source model and the doubt about names; empty if it can."""
-    if doubt is None:
-        return "there are too few images to compare"
-    if structure < (NAMED_STRUCTURE if pretrained else FOLLOWED_STRUCTURE_STRICT):
-        return (
-            f"the source model's predictions follow only {max(structure, 0):.0%} of the images' structure,"
-            " so its names may be accidents"
-        )
-    if doubt >= IN_DOUBT:
-        return f"the names of groups that hold {doubt:.0%} of the images are in doubt"
-    return ""
-
-
-def interval(value: float, error: float) -> Interval:
+def interval(value: float, below: float, above: float) -> Interval:
     """A share and its interval, between 0 and 1."""
-    low, middle, high = (min(max(v, 0.0), 1.0) for v in (value - error, value, value + error))
+    low, middle, high = (min(max(v, 0.0), 1.0) for v in (value - below, value, value + above))
     return Interval(middle, low, high)
+
+
+def ends_text(share: Interval) -> str:
+    """`3 to 51 %`."""
+    return f"{100 * share.low:.0f} to {100 * share.high:.0f} %"
 
 
 def percentages(share: Interval | None) -> dict[str, float] | None:

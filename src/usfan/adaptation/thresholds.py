@@ -50,10 +50,11 @@ GUARD_IMAGES = 1_000
 """Images that the guard judges by. More make the interval narrower, and cost time."""
 GUARD_DRAWS = 8
 """Heads drawn from the source posterior."""
-NAMED_STRUCTURE = 0.4
-"""κ of the source model from which accuracy can be told; without a pretrained network, `FOLLOWED_STRUCTURE_STRICT`."""
-ACCURACY_ERROR = 0.16
-"""Error of the estimated accuracy in nine of ten cases, with many images and κ near 0."""
+ACCURACY_ERROR = 0.25
+"""Error of the estimated accuracy in nine of ten cases, with many images and κ = 0."""
+WIDEST_ESTIMATE = 0.3
+"""Width of the interval from which accuracy cannot be told. Without a pretrained network, nor below
+`FOLLOWED_STRUCTURE_STRICT`."""
 TRAINING_IMAGES = 1.05
 """Relative distance below which images may be the training images themselves, which a model can know by heart."""
 
