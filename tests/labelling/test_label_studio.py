@@ -20,13 +20,41 @@ def run(tmp_path) -> Path:
 
 
 def annotated(task: dict, *labels: str, cancelled: bool = False) -> dict:
-    """The task as Label Studio exports it."""
+    """The task as Label Studio exports it, annotated by one person per label; an empty label is a skip."""
     annotations = []
-    for label in labels:
-        value = {"choices": [label]}
-        result = [{"from_name": "label", "to_name": "image", "type": "choices", "value": value}]
-        annotations.append({"result": result, "was_cancelled": cancelled})
-    return {"id": 1, "data": task["data"], "annotations": annotations, "predictions": []}
+    for person, label in enumerate(labels):
+        result = {
+            "id": f"region-{person}",
+            "from_name": "label",
+            "to_name": "image",
+            "type": "choices",
+            "origin": "manual",
+            "value": {"choices": [label]},
+        }
+        annotation = {
+            "id": 1000 + person,
+            "completed_by": person + 1,
+            "result": [result] if label else [],
+            "was_cancelled": cancelled or not label,
+            "ground_truth": False,
+            "created_at": "2026-01-02T03:04:05.678901Z",
+            "lead_time": 2.5,
+            "task": 1,
+            "result_count": 1,
+        }
+        annotations.append(annotation)
+    skips = sum(a["was_cancelled"] for a in annotations)
+    return {
+        "id": 1,
+        "data": task["data"],
+        "annotations": annotations,
+        "predictions": [],
+        "drafts": [],
+        "meta": {},
+        "project": 1,
+        "total_annotations": len(annotations) - skips,
+        "cancelled_annotations": skips,
+    }
 
 
 def test_tasks_out_and_annotations_in(run, tmp_path, capsys):
@@ -57,6 +85,22 @@ def test_tasks_out_and_annotations_in(run, tmp_path, capsys):
     assert [a.image for a in answers] == [t["data"]["path"] for t in tasks[:4]]
     assert usfan("label", run, "--annotations", export) == 0  # nothing new
     assert read_answers(run / "labels.csv") == answers
+
+
+def test_several_annotators(run, tmp_path, refused):
+    """A skip gives way to a label; two labels of one image are a mistake that names the image."""
+    file = tmp_path / "tasks.json"
+    usfan("label", run, "--tasks", file, "--ask", 4)
+    tasks = json.loads(file.read_text())
+    people = [("class 0001", "class 0001"), ("", "class 0002"), ("class 0003", ""), ("", "")]
+    file.write_text(json.dumps([annotated(t, *p) for t, p in zip(tasks, people, strict=True)]))
+    assert usfan("label", run, "--annotations", file) == 0
+    labels = [a.label for a in read_answers(run / "labels.csv")]
+    assert labels == ["class 0001", "class 0002", "class 0003", SKIP]
+    file.write_text(json.dumps([annotated(tasks[0], "class 0001", "", "class 0002")]))
+    said = refused("label", run, "--annotations", file)
+    assert Path(tasks[0]["data"]["path"]).name in said
+    assert "is class 0001 and class 0002: keep one" in said
 
 
 def test_annotations_that_cannot_be_taken(run, tmp_path, refused):

@@ -156,3 +156,17 @@ def test_the_accuracy_interval_holds_the_truth(labels: tuple[int, int]) -> None:
         interval = measured_accuracy(strata)
         held += interval.low <= truth <= interval.high
     assert held / 2000 >= 0.93
+
+
+def test_a_stratum_without_a_label_is_unknown() -> None:
+    """Whatever its images are, the interval holds the truth as often as that of the others does."""
+    for right in (0, 300):
+        covered = 0
+        for seed in range(500):
+            changed = torch.arange(120) < 100
+            sample = changed[comparison_order(120, seed)[:24]]
+            interval = measured_accuracy([(120, sample), (300, torch.zeros(0))])
+            covered += interval.low - 1e-9 <= (100 + right) / 420 <= interval.high + 1e-9
+        assert covered / 500 >= 0.93
+    nothing = measured_accuracy([(120, torch.zeros(0)), (300, torch.zeros(0))])
+    assert (nothing.low, nothing.value, nothing.high) == pytest.approx((0, 0.5, 1))

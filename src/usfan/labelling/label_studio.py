@@ -53,7 +53,7 @@ def task_of(question: Question, root: str) -> dict[str, object]:
 
 
 def read_annotations(file: Path) -> list[Answer]:
-    """The answers in an export (the format JSON, not JSON-MIN). A task that was skipped is a skip."""
+    """The answers in an export (the format JSON, not JSON-MIN). A task that all its annotators skipped is a skip."""
     name = one_line(str(file))
     try:
         tasks = parse_json(read_named(file, MOST_JSON))
@@ -72,6 +72,7 @@ def read_annotations(file: Path) -> list[Answer]:
         except (AttributeError, LookupError, TypeError):
             expected = "a task of `usfan label RUN --tasks`, with `data` and `annotations`"
             raise DataError(f"{place}expected {expected}") from None
+        labels = labels - {SKIP} or labels
         if len(labels) > 1:
             both = " and ".join(one_line(label) for label in sorted(labels))
             raise DataError(f"{place}{one_line(image)} is {both}: keep one")

@@ -9,6 +9,9 @@ Each stratum has Wilson's interval (l_h, u_h) for n_h (M_h − 1)/(M_h − n_h) 
 more. The ends of the whole are found from the distances of theirs (Zou and Donner, 2008):
 
     low = p − √Σ_h (M_h/N)² (p_h − l_h)²        high = p + √Σ_h (M_h/N)² (u_h − p_h)²
+
+Of a stratum without a label nothing is known, which is no error that chance may cancel: p takes 1/2 for it, and both
+ends move by M_h/(2N).
 """
 
 from __future__ import annotations
@@ -45,10 +48,16 @@ def measured_accuracy(strata: Sequence[tuple[int, Tensor]]) -> Interval:
     value = 0.0
     below = 0.0
     above = 0.0
+    unknown = 0.0
     for size, right in strata:
         part = wilson(int(right.sum()), len(right), size)
         weight = size / total
         value += weight * part.value
+        if not len(right):
+            unknown += weight / 2
+            continue
         below += (weight * (part.value - part.low)) ** 2
         above += (weight * (part.high - part.value)) ** 2
-    return Interval(value, value - math.sqrt(below), value + math.sqrt(above))
+    low = value - unknown - math.sqrt(below)
+    high = value + unknown + math.sqrt(above)
+    return Interval(value, low, high)
