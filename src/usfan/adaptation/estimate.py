@@ -18,11 +18,10 @@ from usfan.adaptation.thresholds import (
     TRAINING_IMAGES,
 )
 from usfan.maths.agreement import Interval
-from usfan.maths.measurement import NORMAL_95
+from usfan.maths.measurement import NORMAL_90, NORMAL_95
 from usfan.maths.names import IN_DOUBT
 
 ALL_KNOWN = "if no image is of a new class"
-NORMAL_90 = 1.645
 WITH_UNKNOWN = "with unknown as a class of its own"
 
 
