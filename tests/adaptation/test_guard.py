@@ -15,9 +15,11 @@ from usfan.adaptation.guard import (
     GuardDecision,
     choose_epoch,
     cluster_fits,
+    first_rows,
+    guard_rows,
     neighbourhoods,
 )
-from usfan.adaptation.witness import thumbnails
+from usfan.adaptation.witness import Witness, thumbnails
 from usfan.config import RuntimeConfig
 from usfan.data.store import Store
 from usfan.engine.runtime import start_runtime
@@ -25,6 +27,7 @@ from usfan.errors import UsfanError
 from usfan.maths.agreement import Interval
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.outputs import Outputs
+from usfan.models.backbones import create_backbone, weights_hash
 from usfan.store.run_folder import RunFolder
 
 CLASSES = ("a", "b", "c", "d")
@@ -315,6 +318,34 @@ def source() -> usfan.SourceModel:
         "progress": False,
     }
     return usfan.train_source(squares(range(4)), **settings)
+
+
+def judged_run(source, monkeypatch, first: int, clear: float) -> dict:
+    """History of a run in which another network judges by 120 images, `first` of them at the first look."""
+    torch.manual_seed(1)
+    backbone = create_backbone("test_resnet", "none")
+    judge = Witness("another", backbone.module, backbone.spec, weights_hash(backbone.module))
+    monkeypatch.setattr("usfan.adaptation.inputs.choose_judge", lambda *_: judge)
+    monkeypatch.setattr("usfan.adaptation.guard.GUARD_FIRST_PER_CLASS", 1)
+    monkeypatch.setattr("usfan.adaptation.guard.GUARD_FIRST_IMAGES", first)
+    monkeypatch.setattr("usfan.adaptation.guard.GUARD_CLEAR", clear)
+    return usfan.adapt(source, squares(range(4), domain=3), **TINY).history
+
+
+def test_the_judge_looks_at_all_images_only_if_the_first_leave_it_open(source, monkeypatch):
+    at_once = judged_run(source, monkeypatch, 120, 3.0)
+    decided = judged_run(source, monkeypatch, 40, 0.0)
+    left_open = judged_run(source, monkeypatch, 40, torch.inf)
+    images = [history["guard"]["images"] for history in (at_once, decided, left_open)]
+    assert images == [120, 40, 120]
+    assert left_open["guard"] == at_once["guard"]
+    assert left_open["estimated_accuracy"] == at_once["estimated_accuracy"]
+    assert left_open["verdict"] == at_once["verdict"]
+
+
+def test_many_classes_need_more_images_at_the_first_look():
+    assert [len(first_rows(5_000, classes)) for classes in (2, 65, 345)] == [500, 650, 1_000]
+    assert torch.isin(first_rows(5_000, 2), guard_rows(5_000)).all()
 
 
 def test_images_judge_a_network_from_scratch():

@@ -166,6 +166,22 @@ def test_the_models_own_backbone_is_the_witness(source):
     assert model.history["tune"]["tune"] == "new"
 
 
+def test_model_and_witness_share_a_pass_if_they_see_the_same(source, monkeypatch):
+    """The middle of an image is the whole image if nothing is cropped away."""
+    spec = dataclasses.replace(source.spec, resize=source.spec.size)
+    uncropped = dataclasses.replace(source, spec=spec)
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
+    images = engine_store(squares(), spec, runtime)
+    witness = choose_witness("auto", uncropped, backbone_hash(uncropped))
+    expected = witness.testimony(images, runtime)
+    apart = usfan.adapt(uncropped, images, guard=False, witness=expected, **TINY)
+    monkeypatch.setattr(Witness, "testimony", lambda *_: pytest.fail("a second pass"))
+    shared = usfan.adapt(uncropped, images, guard=False, **TINY)
+    torch.testing.assert_close(shared.passes.after.probs, apart.passes.after.probs)
+    with pytest.raises(pytest.fail.Exception, match="a second pass"):
+        usfan.adapt(source, squares(), guard=False, **TINY)
+
+
 def test_on_a_cpu_the_backbone_stays_frozen_and_the_reason_says_what_training_it_costs(
     source, monkeypatch
 ):

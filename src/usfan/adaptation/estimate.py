@@ -23,10 +23,9 @@ from usfan.adaptation.thresholds import (
     WIDEST_ESTIMATE,
 )
 from usfan.maths.agreement import Interval
-from usfan.maths.measurement import NORMAL_95
+from usfan.maths.measurement import NORMAL_90, NORMAL_95
 
 ALL_KNOWN = "if no image is of a new class"
-NORMAL_90 = 1.645
 TOO_FEW = "there are too few images to compare"
 WITH_UNKNOWN = "with unknown as a class of its own"
 

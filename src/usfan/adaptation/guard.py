@@ -14,7 +14,8 @@ gives it, and κ falls by half of the doubted share:
     e = (κ − |κ| u/2 + m) / 2    u: share of all images whose prediction is doubted; the source model's is 0
 
 The guard keeps the adapted model if the 90 % interval of the gain in e is above 0 (bootstrap over images), and the
-source model if e does not rise. Otherwise it cannot tell. A neighbourhood has as many images as a class of average
+source model if e does not rise. Otherwise it cannot tell. A pretrained network looks at half of the images first, and
+at the others only if the gain is within three standard errors of 0. A neighbourhood has as many images as a class of average
 size, at most √N: large enough to see a class torn into parts, as happens if the target lacks classes and adaptation
 fills them.
 
@@ -34,10 +35,17 @@ import torch
 from torch import Tensor
 
 from usfan.adaptation.target_classes import unknown_score, with_unnamed
-from usfan.adaptation.thresholds import GUARD_IMAGES, SMOOTHING_NEIGHBOURS
+from usfan.adaptation.thresholds import (
+    GUARD_CLEAR,
+    GUARD_FIRST_IMAGES,
+    GUARD_FIRST_PER_CLASS,
+    GUARD_IMAGES,
+    SMOOTHING_NEIGHBOURS,
+)
 from usfan.errors import UsfanError, option
 from usfan.maths.agreement import NEIGHBOURS, Comparison, Interval, sample_rows
 from usfan.maths.cluster_mixture import UNEVEN_PRIOR, fit_mixture, fit_witness_space
+from usfan.maths.measurement import NORMAL_90
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.outputs import Outputs
 from usfan.maths.validators import collapse
@@ -142,6 +150,13 @@ def guard_rows(count: int) -> Tensor:
     return sample_rows(count, GUARD_IMAGES)
 
 
+def first_rows(count: int, classes: int) -> Tensor:
+    """Positions of the images that a judge looks at first: some of `guard_rows`, unless there are few, or many
+    classes."""
+    first = max(GUARD_FIRST_IMAGES, GUARD_FIRST_PER_CLASS * classes)
+    return sample_rows(count, min(first, GUARD_IMAGES))
+
+
 def neighbourhoods(count: int, classes: int) -> tuple[int, int]:
     """Neighbours for the estimated accuracy, and for the decision, of so many images. Both fit into a class of average
     size: half of one, at most five; and a whole one, at most √N."""
@@ -191,6 +206,18 @@ class Guard:
     def latest(self) -> int:
         return self.history[-1].epoch
 
+    @property
+    def judged(self) -> EpochScore:
+        """The score of the last model that did not collapse."""
+        return [score for score in self.history if not score.collapse][-1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more images may change the decision."""
+        gain = self.judged.gain
+        error = (gain.high - gain.low) / (2 * NORMAL_90)
+        return self.judged.epoch > 0 and abs(gain.value) <= GUARD_CLEAR * error
+
     def open(
         self,
         before: Outputs,
@@ -199,13 +226,14 @@ class Guard:
         judge_features: Tensor | None,
         classes: int,
         class_names: Sequence[str] = (),
+        rows: Tensor | None = None,
     ) -> None:
-        """Called once with the source model's N predictions; and, for the images at `guard_rows`, n × M predictions of
-        drawn heads, and the judge's n × F features (None: the source model's features)."""
+        """Called once with the source model's N predictions; and, for the images at `rows` (by default `guard_rows`),
+        n × M predictions of drawn heads, and the judge's n × F features (None: the source model's features)."""
         device = predictions.device
         self.source = before
         self.class_names = class_names
-        self.rows = guard_rows(len(predictions)).to(device)
+        self.rows = (guard_rows(len(predictions)) if rows is None else rows).to(device)
         self.predictions = predictions[self.rows]
         self.draws = draws
         if judge_features is None:

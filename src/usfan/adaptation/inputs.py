@@ -78,7 +78,7 @@ def prepare(
         describer = find_witness(plan, source, backbone_hash)
         record = {"name": describer.name, "hash": describer.hash}
         hashes.add(describer.hash)
-        witness = describe(describer, images, runtime)
+        witness = describe(describer, images, store, runtime)
     judge = None
     if plan.config.guard and plan.method.adapts and not images.is_features:
         judge = choose_judge(source, hashes, backbone_hash)
@@ -170,12 +170,14 @@ def find_witness(plan: Plan, source: SourceModel, backbone_hash: str) -> Witness
     return witness
 
 
-def describe(witness: Witness, images: Store, runtime: Runtime) -> Tensor:
-    """N × (F + C): the images as the witness describes them."""
-    if not images.is_features:
-        return witness.testimony(images, runtime)
-    if not witness.is_source_backbone:
+def describe(witness: Witness, images: Store, store: Store, runtime: Runtime) -> Tensor:
+    """N × (F + C): the images as the witness describes them. `store` is what training reads: features of the model's
+    backbone serve the witness too if it is the same network, and sees the same part of the images."""
+    sees_the_same = images.is_features or witness.view == witness.spec
+    if store.is_features and witness.is_source_backbone and sees_the_same:
+        return testimony(store.values, witness.classifier)
+    if images.is_features:
         raise ConfigError(
             "features are given, no images: give the witness's features too, witness=TENSOR"
         )
-    return testimony(images.values, witness.classifier)
+    return witness.testimony(images, runtime)

@@ -25,7 +25,7 @@ from usfan.adaptation.estimate import (
     estimate_accuracy,
     with_labels,
 )
-from usfan.adaptation.guard import Guard, GuardDecision, guard_rows
+from usfan.adaptation.guard import Guard, GuardDecision, first_rows, guard_rows
 from usfan.adaptation.guidance import REJECTING, Guidance
 from usfan.adaptation.inputs import Inputs
 from usfan.adaptation.label_evidence import LabelEvidence
@@ -40,6 +40,7 @@ from usfan.adaptation.user_labels import record_user_labels
 from usfan.adaptation.verdict import verdict_of
 from usfan.adaptation.witness import thumbnails
 from usfan.config import AdaptConfig
+from usfan.data.row_cache import digest
 from usfan.engine.features import on_features
 from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
@@ -87,6 +88,8 @@ class Adaptation:
     """Distance of the images from the training images, relative to the spread of these."""
     replay: Stepper | None
     evidence: LabelEvidence
+    judge_view: Tensor | None
+    """n × F: the images that the guard judges by, as the judge sees them."""
     source_doubt: float | None
     """Share of the images whose cluster the source model may name wrongly; None if there are no clusters."""
     decisions: tuple[Tensor, Tensor]
@@ -195,12 +198,13 @@ class Adaptation:
     def train_and_decide(self, before: Outputs) -> tuple[Outputs, GuardDecision]:
         """Train; the outputs of the model that is kept, and the guard's decision."""
         after = self.train(before, self.resume())
-        decision = self.guard.finish()
         self.evidence = LabelEvidence()
         collapsed = self.guard.collapsed
         if collapsed:
             self.classifier.load_state_dict(self.guard.state)
             after = self.outputs()
+        self.look_again(before, after)
+        decision = self.guard.finish()
         self.decisions = (self.predictions(before), self.predictions(after))
         if not collapsed:
             self.evidence = LabelEvidence.of(
@@ -266,28 +270,59 @@ class Adaptation:
     def open_guard(self, before: Outputs) -> None:
         """Show the guard the source model's predictions, and the features that it judges by."""
         rows = guard_rows(len(self.store))
-        features = None
-        images = self.inputs.images
         if self.inputs.judge is not None:
-            key = (
-                None
-                if images.key is None
-                else f"{images.key}, {len(rows)} of {len(self.store)}"
-            )
-            part = dataclasses.replace(
-                images, values=images.values[rows], positions=rows, key=key
-            )
-            with network_name("judge"):
-                features = self.inputs.judge.features(part, self.runtime)
-        elif self.judge_name == IMAGES:
-            features = thumbnails(images, rows, self.runtime)
+            rows = first_rows(len(self.store), len(self.source.classes))
+        self.show_guard(before, rows, self.judge_features(rows))
+
+    def judge_features(self, rows: Tensor) -> Tensor | None:
+        """n × F: images as the judge sees them; None if it has no view of its own. The pass is too short to pay for
+        another engine."""
+        images = self.inputs.images
+        judge = self.inputs.judge
+        if judge is None:
+            is_pixels = self.judge_name == IMAGES
+            return thumbnails(images, rows, self.runtime) if is_pixels else None
+        key = None if images.key is None else f"{images.key}, {digest(rows.tolist())}"
+        part = dataclasses.replace(images, values=images.values[rows], positions=rows, key=key)
+        runtime = self.runtime
+        if runtime.engine == "auto":
+            runtime = dataclasses.replace(runtime, engine="torch")
+        with network_name("judge"):
+            return judge.features(part, runtime)
+
+    def show_guard(self, before: Outputs, rows: Tensor, features: Tensor | None) -> None:
+        self.judge_view = features
         draws = self.posterior.draws(
             before.features[rows.to(before.features.device)], GUARD_DRAWS
         )
         names = self.source.classes
         classes = len(names) + self.guidance.rejects
         labels = self.predictions(before)
-        self.guard.open(before, labels, draws.argmax(dim=2), features, classes, names)
+        labels_of_draws = draws.argmax(dim=2)
+        self.guard.open(before, labels, labels_of_draws, features, classes, names, rows)
+
+    def look_again(self, before: Outputs, after: Outputs) -> None:
+        """If the first images leave the decision open, the judge looks at the others too. `after` are the outputs of
+        the model that is judged."""
+        first = self.guard.rows.cpu()
+        rows = guard_rows(len(self.store))
+        if not self.guard.enabled or len(first) == len(rows) or not self.guard.is_open:
+            return
+        is_new = ~torch.isin(rows, first)
+        others = self.judge_features(rows[is_new])
+        assert others is not None
+        assert self.judge_view is not None
+        features = others.new_empty(len(rows), others.shape[1])
+        features[is_new] = others
+        features[~is_new] = self.judge_view
+        epoch = self.guard.judged.epoch
+        collapses = [score for score in self.guard.history if score.collapse]
+        self.guard = Guard(enabled=True)
+        self.show_guard(before, rows, features)
+        self.guard.consider(0, before, self.predictions(before), {})
+        state = self.classifier.state_dict()
+        self.guard.consider(epoch, after, self.predictions(after), state)
+        self.guard.history += collapses
 
     def make_context(self, before: Outputs) -> Context:
         return Context(
@@ -582,6 +617,7 @@ class Adaptation:
                 "on": config.guard,
                 **dataclasses.asdict(decision),
                 "judge": self.judge_name,
+                "images": len(self.guard.rows),
             },
             "estimated_accuracy": estimate.to_dict(),
             "validators": validators.get(decision.epoch, {}),

@@ -48,6 +48,12 @@ SMOOTHING_NEIGHBOURS = 10
 
 GUARD_IMAGES = 1_000
 """Images that the guard judges by. More make the interval narrower, and cost time."""
+GUARD_FIRST_IMAGES = 500
+"""Images that a pretrained judge looks at first."""
+GUARD_FIRST_PER_CLASS = 10
+"""The same for each class: with fewer, neighbours are rarely of one class."""
+GUARD_CLEAR = 3.0
+"""Standard errors of the gain beyond which these suffice (Haybittle and Peto: the second look keeps its level)."""
 GUARD_DRAWS = 8
 """Heads drawn from the source posterior."""
 ACCURACY_ERROR = 0.25

@@ -19,6 +19,7 @@ trained from scratch has no witness.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -73,11 +74,15 @@ class Witness:
         """N × F, of test views at the witness's input size."""
         return self.features_at(self.spec, store, runtime)
 
+    @functools.cached_property
+    def view(self) -> InputSpec:
+        """The input for whole images."""
+        return whole(self.spec, self.module)
+
     def testimony(self, store: Store, runtime: Runtime) -> Tensor:
         """u, N × (F + C), of whole images."""
-        spec = whole(self.spec, self.module)
         with network_name("witness"):
-            features = self.features_at(spec, store, runtime)
+            features = self.features_at(self.view, store, runtime)
         return testimony(features, self.classifier)
 
     def features_at(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from usfan.maths.agreement import Interval
 
+NORMAL_90 = 1.645
 NORMAL_95 = 1.959964
 
 
