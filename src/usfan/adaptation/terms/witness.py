@@ -3,9 +3,9 @@
 Labels: those of the naming of the target (`adaptation.naming`): a mixture in the witness's features, whose clusters are
 named by the source model's posterior predictive and by the user's labels, if there are any. After each epoch the
 network names the clusters again. EM continues from the last gate; if all classes are expected, it also begins anew from
-the network's names and from smoothed ones, and a new begin is taken if its free energy is clearly lower. If classes may
-be missing, L_div asks for the shares that the mixture finds. If there may be new classes, images in clusters without a
-name count as unknown.
+the network's smoothed names, and that fit is taken if its free energy is clearly lower. If classes may be missing, L_div
+asks for the shares that the mixture finds. If there may be new classes, images in clusters without a name count as
+unknown.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
@@ -40,7 +40,7 @@ from usfan.maths.cluster_mixture import (
     expectation,
     fit_mixture,
 )
-from usfan.maths.names import FIRST_TOLERANCE, both_begins, choose
+from usfan.maths.names import FLOOR, choose, smoothed
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.objectives import soft_cross_entropy
 
@@ -112,18 +112,15 @@ class WitnessLabels(Term):
         )
         if not even:
             return fit
-        fits = [fit]
-        for table in both_begins(naming.view, probs.double()):
-            fits.append(
-                fit_mixture(
-                    self.points,
-                    names,
-                    begin=table.float(),
-                    labels=labels,
-                    tolerance=FIRST_TOLERANCE,
-                )
-            )
-        return fits[choose(fits)]
+        log_probs = probs.float().clamp_min(FLOOR).log()
+        anew = fit_mixture(
+            self.points,
+            names,
+            begin=smoothed(log_probs, naming.view.near),
+            labels=labels,
+            rounds=2 * WITNESS_LATER_ROUNDS,
+        )
+        return [fit, anew][choose([fit, anew])]
 
     def tensors(self) -> dict[str, Tensor]:
         """The gate, from which the next refresh continues and recomputes the clusters."""
