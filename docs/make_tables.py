@@ -647,8 +647,32 @@ def replays_table() -> str:
     return markdown(header, lines)
 
 
+def intervals_table() -> str:
+    """Coverage of the 95 % interval of the accuracy and its width against Wilson's, by data set and answers."""
+    names = {"office31": "Office-31", "pacs": "PACS", "lines": "line drawings", "leaf": "leaf"}
+    counts = ("24", "48", "96")
+    lines = []
+    for family, name in names.items():
+        rows = [
+            row
+            for row in load("replays.json")["rows"]
+            if row["population"].startswith(f"{family} ") and "coverage 24" in row
+        ]
+        cells = [name, str(len(rows))]
+        for count in counts:
+            covered = statistics.fmean(row[f"coverage {count}"] for row in rows)
+            cells.append(f"{100 * covered:.1f} %")
+        for count in counts:
+            width = sum(row[f"width {count}"] for row in rows)
+            cells.append(f"{width / sum(row[f'Wilson {count}'] for row in rows):.2f}")
+        lines.append(cells)
+    header = ["", "runs", *(f"holds, {n}" for n in counts), *(f"width, {n}" for n in counts)]
+    return markdown(header, lines)
+
+
 TABLES = {
     "replays": replays_table,
+    "replays-intervals": intervals_table,
     "families": families_table,
     "families-short": functools.partial(
         families_table, "shot-im", "shot", "aad", "u-sfan", "u-sfan++"

@@ -5,7 +5,7 @@ often does the interval hold the truth?
 
 A RUN file is what `studies.families --keep FOLDER` keeps of one run. Without files, made populations are used:
 all combinations of size, changed share and difference, 0 included. Each replay draws a new judging order, asks as
-`comparison_questions` does, and stops at the decision (looking after every answer) or after 200 answers.
+`comparison_questions` does, decides as soon as it can (looking after every answer), and goes on to 200 answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from usfan.maths.decision import (
-    CHANGED_FIRST,
     ERROR,
     WORTH_HAVING,
     comparison_order,
@@ -65,26 +64,36 @@ def stored_population(path: Path) -> dict[str, Tensor]:
     }
 
 
-def replay(population: dict[str, Tensor], seed: int) -> dict[str, object]:
-    """One random order: the decision, when it fell, and the intervals at the checkpoints and at the decision."""
-    source = population["source"]
-    adapted = population["adapted"]
+def asked_rows(population: dict[str, Tensor], order: Tensor) -> tuple[str, int, Tensor]:
+    """The decision, the answers that it took, and the rows that are asked about until there are 200 answers."""
     changed = population["changed"]
-    size = len(source)
-    order = comparison_order(size, seed)
+    size = len(changed)
+    total = int(changed.sum())
     rows = comparison_questions(order, changed, torch.full((size,), -1), MOST_ANSWERS)
     is_changed = changed[rows]
-    total = int(changed.sum())
-    outcomes = (adapted[rows].double() - source[rows].double())[is_changed]
-    value, changed_answers = first_decision(outcomes, total, size)
+    outcomes = population["adapted"][rows].double() - population["source"][rows].double()
+    value, changed_answers = first_decision(outcomes[is_changed], total, size)
+    if value == "not yet":
+        return value, len(rows), rows
     at = is_changed.nonzero().flatten()
-    stop = len(rows)
-    if value != "not yet":
-        stop = int(at[changed_answers - 1]) + 1 if changed_answers else 0
+    stop = int(at[changed_answers - 1]) + 1 if changed_answers else 0
+    answers = torch.full((size,), -1).index_fill(0, rows[:stop], 0)
+    more = comparison_questions(order, changed, answers, len(rows) - stop, decided=True)
+    return value, stop, torch.cat([rows[:stop], more])
+
+
+def replay(population: dict[str, Tensor], seed: int) -> dict[str, object]:
+    """One random order: the decision, when it fell, and the intervals at the checkpoints and at the decision."""
+    adapted = population["adapted"]
+    changed = population["changed"]
+    size = len(adapted)
+    total = int(changed.sum())
+    order = comparison_order(size, seed)
+    value, stop, rows = asked_rows(population, order)
     truth = float(adapted.double().mean())
     checks = {}
-    for number in (*CHECKPOINTS, max(stop, CHANGED_FIRST + 8)):
-        if number > len(rows):
+    for name, number in (*((str(n), n) for n in CHECKPOINTS), ("stop", stop)):
+        if not 0 < number <= len(rows):
             continue
         asked = rows[:number]
         strata = [
@@ -93,7 +102,6 @@ def replay(population: dict[str, Tensor], seed: int) -> dict[str, object]:
         ]
         interval = measured_accuracy(strata)
         plain = wilson(int(adapted[order[:number]].sum()), number, size)
-        name = str(number) if number in CHECKPOINTS else "stop"
         covers = interval.low - 1e-9 <= truth <= interval.high + 1e-9
         checks[name] = (covers, interval.high - interval.low, plain.high - plain.low)
     return {"value": value, "answers": stop, "checks": checks}

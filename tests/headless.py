@@ -32,7 +32,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One tab. `errors` and `requests` fill as the page runs."""
+    """Tabs, one of which is driven. `errors` and `requests` fill as the pages run."""
 
     def __init__(self, program: str, profile: Path, patience: float = 60.0) -> None:
         self.patience = patience
@@ -50,15 +50,21 @@ class Browser:
         )  # fmt: skip
         os.close(commands)
         os.close(answers)
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.new_tab()
+
+    session: str | None = None
+    """The tab that is driven; set it to go back to an earlier one."""
+
+    def new_tab(self) -> str | None:
+        """Open a tab and drive it from now on."""
         self.session = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
         ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-
-    session: str | None = None
+        return self.session
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self.count += 1

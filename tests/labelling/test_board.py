@@ -70,6 +70,21 @@ def test_names_in_doubt_are_asked_about_first():
     assert len(asked[0].candidates) == 5
 
 
+def test_candidates_of_a_comparison_favour_no_model():
+    """With many classes too, both predictions can be chosen, and they come in the order of the classes."""
+    target, _ = make_target(doubt=0.0)
+    classes = tuple(f"class {k:02}" for k in range(20))
+    names = torch.cat([target.names, torch.full((200, 15), 0.01).double()], dim=1)
+    before = torch.full_like(target.before, 19)
+    many = dataclasses.replace(target, classes=classes, names=names, before=before)
+    for question in Board(many).questions(5):
+        assert question.kind == "judge"
+        assert len(question.candidates) == 9
+        assert list(question.candidates) == sorted(question.candidates)
+        after = classes[int(target.after[question.row])]
+        assert {"class 19", after} <= set(question.candidates)
+
+
 def test_exchanged_names_are_said_after_a_few_answers():
     """The adapted model calls ants bees and bees ants. Other mistakes are not called that."""
     target, truth = make_target()
@@ -170,6 +185,21 @@ def test_questions_of_a_saved_run_and_answers_that_teach_the_next(run, tmp_path,
     assert read_answers(again / "labels.csv") == sorted(board.answers, key=lambda a: a.image)
     with pytest.raises(ConfigError, match="at least 1"):
         usfan.questions(run, 0)
+
+
+def test_any_number_of_questions_about_a_saved_run(run):
+    """From its path: each image at most once, all of them if there are no more, and others after answers."""
+    (run / "labels.csv").unlink(missing_ok=True)
+    for count in (None, 1, 7, 1000):
+        images = [question.image for question in usfan.questions(str(run), count)]
+        assert len(images) == len(set(images))
+        assert len(images) == min(count or len(images), 24)
+    every = usfan.questions(run, 1000)
+    answers = [Answer(q.image, Path(q.image).parent.name, q.kind) for q in every[:20]]
+    write_answers(run / "labels.csv", answers)
+    rest = [question.image for question in usfan.questions(run, 1000)]
+    (run / "labels.csv").unlink()
+    assert sorted([*rest, *(a.image for a in answers)]) == sorted(q.image for q in every)
 
 
 def test_the_same_adaptation_with_the_answers(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from usfan.errors import ConfigError, DataError
 from usfan.files import read_yaml, write_yaml
 from usfan.labelling.again import SecondRun
 from usfan.labelling.answers import Answer, read_answers
-from usfan.labelling.server import MOST_BODY, Page, create_app
+from usfan.labelling.server import MOST_BODY, Page, PageServer, create_app
 from usfan.labelling.session import Session
 
 PORT = 8123
@@ -132,6 +133,38 @@ def test_only_the_page_itself_is_answered(window, run):
         assert reply.status_code == 403, origin
     assert window.get("answer").status_code in (404, 405)
     assert not (run / "labels.csv").exists()
+
+
+def test_requests_as_they_arrive(session, run):
+    """To the server itself, where no client has cleaned the path or chosen the Host header."""
+    server = PageServer(session, SecondRun(run))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    token = server.address.split("/")[3]
+    here = f"127.0.0.1:{server.port}"
+    replies = {
+        (f"/{token}/", here): 200,
+        (f"/{token}/", "evil.example"): 403,
+        (f"/{token}/", f"evil.example:{server.port}"): 403,
+        ("/", here): 403,
+        (f"/{token[:-1]}/", here): 403,
+        (f"/x/../{token}/", here): 403,
+        (f"/{token}/../{token}/state", here): 404,
+        (f"/{token}/image/../../../metrics.json", here): 404,
+        (f"/{token}/image/%2e%2e/%2e%2e/metrics.json", here): 404,
+        (f"/{token}/..%2fserver.py", here): 404,
+        (f"/{token}/../server.py", here): 404,
+    }
+    for (path, host), status in replies.items():
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            connection.sendall(request.encode())
+            answer = connection.makefile("rb").read()
+        assert answer.split()[1] == str(status).encode(), (path, host)
+        assert status == 200 or b"verdict" not in answer
+    server.server.trigger.pull_trigger(server.close)
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_odd_requests_are_refused(window, run):

@@ -12,6 +12,7 @@ from label_runs import BROKEN, write_label_run
 
 from headless import Browser, find_chromium
 from usfan.data.few_labels import NONE_OF_THESE, SKIP
+from usfan.files import write_yaml
 from usfan.labelling.again import SecondRun
 from usfan.labelling.answers import read_answers
 from usfan.labelling.server import PageServer
@@ -20,6 +21,7 @@ from usfan.labelling.session import Session
 ROW = "Number(document.getElementById('picture').dataset.row)"
 SAVED = "Number(document.getElementById('answers').textContent)"
 IDLE = "!busy"
+END_TEXT = "document.getElementById('end-text').textContent"
 CUT_OFF = """
 [...document.querySelectorAll('main *')].filter(e => {
   const box = e.getBoundingClientRect();
@@ -81,10 +83,16 @@ def test_twenty_images_by_keyboard_with_a_reload(browser: Browser, tmp_path: Pat
             )
             press(browser, key, number + 1)
             expected[row] = label
+            if number < 19:  # beside the buttons, the answer that was saved
+                said = browser.run("document.getElementById('last').textContent")
+                assert said == ("skipped" if label == SKIP else label) + ": saved"
         assert len(expected) == 20
         answers = {int(Path(a.image).stem): a.label for a in read_answers(run / "labels.csv")}
         assert answers == expected
         assert browser.run("!document.getElementById('end').hidden")
+        assert "the next run keeps the better model" in browser.run(END_TEXT) or (
+            "Or adapt again" in browser.run(END_TEXT)
+        )
         press(browser, "u", 19)
         assert int(browser.run(ROW)) == row
         assert browser.errors == []
@@ -115,3 +123,68 @@ def test_search_and_a_file_that_cannot_be_shown(browser: Browser, tmp_path: Path
         assert "cannot be shown (not an image of a known format)" in browser.run(
             "document.getElementById('missing').textContent"
         )
+
+
+@pytest.mark.parametrize("classes", [31, 1000])
+def test_many_classes_on_a_telephone(
+    browser: Browser, tmp_path: Path, classes: int
+) -> None:
+    """Nothing is cut off, and every class is a few keys away."""
+    run, _ = write_label_run(tmp_path / "run", N=64, K=classes, doubt=0.0)
+    with served(browser, run) as address:
+        browser.open(address, 400)
+        assert browser.run(CUT_OFF) == []
+        last = f"class {classes - 1:04}"
+        for key in f"/{classes - 1:04}":
+            browser.press(key)
+        assert browser.run(CUT_OFF) == []
+        press(browser, "Enter", 1)
+        press(browser, "9", 2)
+        first, second = read_answers(run / "labels.csv")
+        assert first.label == last
+        assert second.label.startswith("class ")
+
+
+def test_two_tabs_label_different_images(browser: Browser, tmp_path: Path) -> None:
+    """The first answer about an image counts, and the other tab says so."""
+    run, _ = write_label_run(tmp_path / "run", doubt=0.0)
+    with served(browser, run) as address:
+        first_tab = browser.session
+        browser.open(address, 400)
+        first = int(browser.run(ROW))
+        second_tab = browser.new_tab()
+        browser.open(address, 1280)
+        second = int(browser.run(ROW))
+        assert first != second
+        press(browser, "1", 1)
+        third = int(browser.run(ROW))
+        assert third not in (first, second)
+        browser.session = first_tab
+        press(browser, "2", 2)
+        assert int(browser.run(ROW)) not in (first, second, third)
+        answers = {int(Path(a.image).stem): a.label for a in read_answers(run / "labels.csv")}
+        assert answers == {second: "class 0000", first: "class 0001"}
+        browser.session = second_tab
+        browser.run(f"state.questions[0].row = {first}")  # as if it had come too late
+        press(browser, "3", 2)
+        said = browser.run("document.getElementById('last').textContent")
+        assert said == "another window has answered this one: class 0001"
+        browser.call("Page.navigate", url="about:blank")
+        browser.session = first_tab
+
+
+def test_adapting_again_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    """The key works at the end only, and the page says how it went."""
+    run, _ = write_label_run(tmp_path / "run", doubt=0.0)
+    write_yaml(run / "config.yaml", {"source": str(run), "data": str(tmp_path)})
+    with served(browser, run, ask=1) as address:
+        browser.open(address, 400)
+        browser.press("a")
+        press(browser, "1", 1)
+        assert browser.run("state.adapt.status") == "idle"
+        assert browser.run("!document.getElementById('adapt-key').hidden")
+        browser.press("a")
+        browser.wait_for("state.adapt.status === 'failed'")  # the run is no model
+        said = browser.run("document.getElementById('adapt-text').textContent")
+        assert said.startswith("It failed: usfan adapt: ")
+        assert browser.run(CUT_OFF) == []

@@ -40,7 +40,7 @@ class Question:
     kind: str
     """name or judge."""
     candidates: tuple[str, ...]
-    """The most probable classes, the first one first."""
+    """The most probable classes: the first one first, or, of a comparison, in the order of the classes."""
 
 
 class Board:
@@ -138,7 +138,14 @@ class Board:
         return [self.question(row, kind) for row in rows.tolist()]
 
     def question(self, row: int, kind: str) -> Question:
-        most = min(CANDIDATES, len(self.target.classes))
-        best = self.soft_labels[row].topk(most).indices.tolist()
-        candidates = tuple(self.target.classes[k] for k in best)
-        return Question(row, self.target.images[row], kind, candidates)
+        """Candidates of a comparison hold both predictions, and their order favours no model."""
+        target = self.target
+        best = self.soft_labels[row].argsort(descending=True).tolist()
+        if kind == JUDGE:
+            predictions = {int(target.before[row]), int(target.after[row])}
+            best.sort(key=lambda k: k not in predictions)
+        best = best[:CANDIDATES]
+        if kind == JUDGE:
+            best.sort()
+        candidates = tuple(target.classes[k] for k in best)
+        return Question(row, target.images[row], kind, candidates)

@@ -42,7 +42,10 @@ def questions_of(board: Board, count: int | None) -> list[Question]:
     """The next questions of a board; without a count, one name for each class, and comparisons."""
     if count is not None:
         return board.questions(count)
-    return [*board.of_kind(NAME, len(board.target.classes)), *board.of_kind(JUDGE, COMPARISONS)]
+    names = board.of_kind(NAME, len(board.target.classes))
+    rows = {question.row for question in names}
+    comparisons = board.of_kind(JUDGE, COMPARISONS)
+    return [*names, *(question for question in comparisons if question.row not in rows)]
 
 
 def open_board(target: AdaptedModel | str | Path, names: int | None = None) -> Board:
@@ -82,10 +85,7 @@ def save_questions(
     images = image_names(passes, passes.positions.new_tensor(list(rows)), data)
     answers = learned_answers(model, images)
     board = Board(LabelTarget.of_model(model, images), answers, naming=passes.naming)
-    asked = board.of_kind(NAME, len(model.classes))
-    named = {question.row for question in asked}
-    judged = (q for q in board.of_kind(JUDGE, COMPARISONS) if q.row not in named)
-    asked = [*asked, *judged]
+    asked = questions_of(board, None)
     certainty = certainty_weights(passes.after.posterior_probs)
     predicted = passes.after.logits.argmax(dim=1)
     with whole_file(folder / "label_first.csv") as part, open_table(part) as table:

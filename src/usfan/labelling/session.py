@@ -158,6 +158,7 @@ class Session:
                 "questions": [for_page(question) for question in questions],
                 "answers": len(board.answers),
                 "last": board.rows[board.answers[-1].image] if board.answers else None,
+                "named": sum(answer.question == NAME for answer in board.answers),
                 "names": board.names,
                 "names_left": board.names_left,
                 "doubt": 100 * board.doubt,

@@ -1,5 +1,5 @@
 "use strict";
-// The page of `usfan label`: shows what the server says, and sends answers. Keys: 1-9, 0 or n, s, u, /, m.
+// The page of `usfan label`: shows what the server says, and sends answers. Keys: 1-9, 0 or n, s, u, /; at the end a, m.
 const at = (id) => document.getElementById(id);
 const NONE = "none of these";
 const SKIP = "skip";
@@ -151,8 +151,9 @@ function drawEnd() {
   at("end-title").textContent = state.questions.length
     ? titles[state.verdict] || "The questions are answered"
     : "No images are left to ask about";
+  const next = state.named ? "learns from the groups that you named" : "keeps the better model";
   at("end-text").textContent = decided
-    ? "The labels that named groups make the next adaptation better: adapt again. More answers make the intervals narrower."
+    ? `Adapt again: the next run ${next}. More answers make the intervals narrower.`
     : `It is not decided yet which model is better: about ${state.more} more answers. Or adapt again with these.`;
   at("more").hidden = !state.questions.length;
   at("picture").dataset.row = "";
@@ -198,7 +199,8 @@ function drawAdapt() {
   at("command").textContent = run.command;
   at("adapt").hidden = Boolean(typed);
   at("adapt").disabled = run.status === "running" || !state.answers;
-  at("adapt").textContent = run.status === "running" ? "Adapting …" : "Adapt again";
+  at("adapt-label").textContent = run.status === "running" ? "Adapting …" : "Adapt again";
+  at("adapt-key").hidden = at("end").hidden || at("adapt").disabled; // while labelling, a slip must not start it
 }
 
 function rank(name, words) {
@@ -285,7 +287,7 @@ at("adapt").addEventListener("click", () => refresh("adapt", {}));
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.target === at("search")) return;
   const keys = { 0: () => answer(NONE), n: () => answer(NONE), s: () => answer(SKIP), u: undo, "/": () => at("search").focus() };
-  if (!at("end").hidden) Object.assign(keys, { m: askMore });
+  if (!at("end").hidden) Object.assign(keys, { m: askMore, a: () => at("adapt").click() });
   const button = /^[1-9]$/.test(event.key) && at("candidates").children[event.key - 1];
   if (button) answer(button.dataset.label);
   else if (event.key in keys) keys[event.key]();
