@@ -147,7 +147,7 @@ def store_of(
 def one_case(job: tuple[Any, ...]) -> list[dict[str, Any]]:
     situation, seed, source, target, split, features, flags, epochs = job
     torch.set_num_threads(1)
-    runtime = RuntimeConfig(device="cpu")
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
     known, shown = split_of(situation, split)
     trained = store_of(features[source], known, known, None)
     model = train_source(

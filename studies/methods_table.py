@@ -6,7 +6,7 @@
 the same settings, and labels are used only to score. Beside the methods of `usfan methods` it runs variants of
 U-SFAN++: names by the point estimate, no labels, no attraction, a witness that sees crops or gives no class
 probabilities, and another network as witness. OUT/rows.jsonl has one line per run, OUT/table.md the table. shot++ is
-left out: its first stage rotates the images themselves.
+left out: its first stage rotates the images themselves; so are tent and bn-adapt, which move the backbone.
 
     python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540] [--jobs 4]
 
@@ -35,10 +35,13 @@ from studies.class_sets import (
     load_features,
     store_of,
 )
+from studies.code import code_of
+from studies.families.runs import commit
 
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.witness import testimony
 from usfan.config import RuntimeConfig
+from usfan.engine.runtime import start_runtime
 from usfan.metrics.evaluate import score_outputs
 from usfan.store.model import SourceModel
 from usfan.training.source import train_source
@@ -50,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     name: {"method": name}
     for name, method in METHODS.items()
     if not any(term.needs_pixels for term in method.all_terms)
-    and name not in ("tent", "bn-adapt")
+    and method.stage.get("tune") not in ("affine", "norm")
 } | {
     "u-sfan++ auto": {"method": "u-sfan++", "setting": "auto"},
     "u-sfan++ point": {"method": "u-sfan++", "uncertainty": "point"},
@@ -63,7 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
     seed, source, features, other, epochs, methods = job
     torch.set_num_threads(1)
-    runtime = RuntimeConfig(device="cpu")
+    runtime = start_runtime(RuntimeConfig(device="cpu"))
     trained = store_of(features[source], EVERY, EVERY, None)
     model = train_source(
         trained,
@@ -108,6 +111,8 @@ def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
             scores = score_outputs(adapted.passes.after, store.labels, adapted)  # type: ignore[arg-type]
             row = {"method": name, "task": f"{source}-{target}", "seed": seed}
             row |= {k: round(scores[k], 2) for k in ("accuracy", "ece", "posterior_ece")}
+            row |= {"settings": options, "commit": commit()}
+            row |= {"code": code_of(options["method"])}
             result.append({**row, "seconds": round(time.perf_counter() - started, 2)})
     return result
 
@@ -118,8 +123,6 @@ TUNED: dict[str, Any] = {}  # of one process: pixels by domain, the runtime
 
 def begin_tuning(packed: str, out: Path) -> None:
     from studies.corpus import Data
-
-    from usfan.engine.runtime import start_runtime
 
     torch.set_num_threads(2)
     data = Data(Path(packed), out / "pixels", 1)
