@@ -380,6 +380,41 @@ def growth_table() -> str:
     )
 
 
+def classes_table() -> str:
+    """Seconds and memory of the posterior by the number of classes."""
+    figures = {
+        "fit_s": "fit, s",
+        "set_up_s": "first batch, s",
+        "predictive_s": "a batch, s",
+        "stored_mib": "stored, MiB",
+        "peak_mib": "peak, MiB",
+    }
+    lines = []
+    for row in load("growth-classes.json")["rows"]:
+        lines.append([f"{row['classes']:,}", *(f"{row[name]:,.4g}" for name in figures)])
+    return markdown(["classes", *figures.values()], lines)
+
+
+def cost_table() -> str:
+    """Hours and bytes for so many images, from the rates of one core and one GPU."""
+    rates = load("growth-rates.json")
+    decoding = 1 / rates["decode_core"]
+    lines = []
+    for power in (6, 8, 9):
+        for name, passes in {"predict": ("model",), "adapt": ("model", "witness")}.items():
+            core = sum(2 / rates[f"{one}_two_cores"] for one in passes)
+            gpu = sum(1 / rates[f"{one}_gpu"] for one in passes)
+            seconds = (decoding, decoding + core, gpu)
+            hours = []
+            for each in seconds:
+                count = 10**power * each / 3600
+                hours.append(f"{count:,.0f}" if count >= 10 else f"{count:.2g}")
+            read = f"{10**power * rates['bytes'] / 1e9:,.0f}"
+            lines.append([f"10^{power} images, {name}", *hours, read])
+    names = ["core hours: decoding", "decoding and passes", "GPU hours: passes", "GB read"]
+    return markdown(["", *names], lines)
+
+
 EMOJI = {
     "all": "all classes",
     "third": "a third of the classes",
@@ -711,6 +746,8 @@ TABLES = {
     "field-methods": field_table,
     "ablation": ablation_table,
     "growth": growth_table,
+    "growth-classes": classes_table,
+    "growth-cost": cost_table,
     "emoji": emoji_table,
     "emoji-guard": emoji_guard_table,
     "peers": peers_table,
