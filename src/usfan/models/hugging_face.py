@@ -1,16 +1,19 @@
 """Image classifiers of `transformers` (extra `usfan[transformers]`): their head, their classes, their input.
 
 A folder of `save_pretrained` holds config.json, the weights, and preprocessor_config.json if its image processor was
-saved too. Weights are read from safetensors only, and no code that lies beside them is run.
+saved too. It may be a stranger's: usfan reads these files itself, weights from safetensors only, and hands transformers
+what they hold. So no code beside them runs, nothing is downloaded, and no network is larger than its file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,9 @@ from torch import Tensor, nn
 from usfan.data.labels import canonical
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, first_line, printable
-from usfan.files import read_json
-from usfan.tensor_file import read_tensors
+from usfan.files import Folder, parse_json, read_in, read_named, write_json
+from usfan.models.hub import cache_only
+from usfan.tensor_file import check_values, open_tensors_in, read_tensors
 
 PROCESSOR = "preprocessor_config.json"
 COUNTS = ("layer", "depth", "block", "stage")
@@ -31,6 +35,11 @@ COUNTS = ("layer", "depth", "block", "stage")
 NAMES = ("id2label", "label2id", "num_labels")
 REMOTE = ("auto_map", "quantization_config", "_name_or_path", "_attn_implementation")
 """Settings of config.json that name code, another format or a place."""
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+MOST_MISSING = 1 << 20
+"""Values that a network may have and its file may lack: `load_whole` names the first tensor that is missing."""
+MOST_PROCESSOR = 1 << 20
+"""Bytes of preprocessor_config.json."""
 
 
 class LogitsOf(nn.Module):
@@ -107,10 +116,25 @@ def input_of(network: Any) -> InputSpec | None:
     if not place or not (folder / PROCESSOR).is_file():
         return None
     try:
-        loader = library().AutoImageProcessor
-        return spec_of(loader.from_pretrained(folder, local_files_only=True))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / PROCESSOR}: {first_line(error)}") from error
+        return spec_of(read_processor(folder / PROCESSOR))
+    except ConfigError:
+        raise
+    except Exception as error:  # of transformers: the file is a stranger's
+        reason = printable(first_line(error) or type(error).__name__, 200)
+        raise ConfigError(f"{folder / PROCESSOR}: {reason}") from error
+
+
+def read_processor(file: Path) -> Any:
+    """The image processor that a stranger's file describes, without code of its own."""
+    values = parse_json(read_named(file, MOST_PROCESSOR))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: expected a table")
+    plain = {name: value for name, value in values.items() if name not in REMOTE}
+    with tempfile.TemporaryDirectory() as folder, quiet(), cache_only():
+        write_json(Path(folder, PROCESSOR), plain)
+        return library().AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
 
 
 def spec_of(processor: Any) -> InputSpec:
@@ -178,13 +202,22 @@ def config_of(network: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in (*REMOTE, *NAMES)}
 
 
-def is_saved_network(folder: Path) -> bool:
+def is_saved_network(folder: Folder) -> bool:
     """Whether a folder is one of `save_pretrained`, and no model folder of ours."""
-    file = folder / "config.json"
-    if not file.is_file() or (folder / "posterior.safetensors").exists():
+    if folder.kind("config.json") == "missing" or folder.holds("posterior.safetensors"):
         return False
-    config = read_json(file)
+    config = read_in(folder, "config.json")
     return isinstance(config, dict) and "model_type" in config
+
+
+def checked_sketch(values: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]) -> LogitsOf:
+    """The network that a stranger's config.json describes, without memory; its file holds tensors of these shapes."""
+    sketch = sketch_network(values, len(tensors))
+    stored = sum(map(math.prod, tensors.values()))
+    needed = sum(tensor.numel() for tensor in sketch.state_dict().values())
+    if needed > stored + MOST_MISSING:
+        raise ArtifactError(f"it holds {stored} values, and the network has {needed}")
+    return sketch
 
 
 def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
@@ -198,7 +231,7 @@ def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
             raise ArtifactError(f"{printable(name, 80)}: more layers than the file has tensors")
     fields = {name: value for name, value in values.items() if name not in REMOTE}
     try:
-        with quiet(), torch.device("meta"):
+        with quiet(), cache_only(), torch.device("meta"):
             config = transformers.AutoConfig.for_model(**fields)
             network = transformers.AutoModelForImageClassification.from_config(
                 config, trust_remote_code=False
@@ -213,33 +246,47 @@ def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
 def fill_network(sketch: LogitsOf, state: dict[str, Tensor]) -> LogitsOf:
     """The network of a sketch with these weights, whose names are those in the file."""
     network = sketch.network
-    return LogitsOf(load_whole(type(network), None, config=network.config, state_dict=state))
+    return LogitsOf(load_whole(type(network), network.config, state))
 
 
-def load_network(folder: Path) -> Any:
+def load_network(folder: Folder) -> Any:
     """The classifier in a folder of `save_pretrained`."""
-    loader = library().AutoModelForImageClassification
-    return load_whole(loader, folder, local_files_only=True, use_safetensors=True)
+    config = read_in(folder, "config.json")
+    files = [name for name in folder.names() if WEIGHTS.fullmatch(name)]
+    if not files:
+        raise ConfigError(f"{folder.path}: no model.safetensors; usfan reads no other weights")
+    with contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(open_tensors_in(folder, name)) for name in files]
+        owners = {name: part for part in parts for name in part.keys()}  # noqa: SIM118
+        shapes = {name: part.get_slice(name).get_shape() for name, part in owners.items()}
+        sketch = checked_sketch(config, shapes)
+        state = {name: part.get_tensor(name) for name, part in owners.items()}
+    check_values(folder.path / files[0], state)
+    network = fill_network(sketch, state).network
+    network.name_or_path = str(folder.path)
+    return network
 
 
-def load_whole(loader: Any, place: Path | None, **options: Any) -> Any:
+def load_whole(kind: Any, config: Any, state: dict[str, Tensor]) -> Any:
     """A network all of whose weights are there; transformers would draw the missing ones at random."""
-    options |= {"trust_remote_code": False, "dtype": torch.float32}
-    what = "the weights" if place is None else str(place)
     try:
         with quiet():
-            network, problems = loader.from_pretrained(
-                place, output_loading_info=True, **options
+            network, problems = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=torch.float32,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of transformers: the weights are a stranger's
         raise ConfigError(
-            f"{what}: transformers cannot make an image classifier of it: {printable(first_line(error), 300)}"
+            f"transformers cannot make an image classifier of these weights: {printable(first_line(error), 300)}"
         ) from error
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(map(str, problems[kind]))
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(map(str, problems[problem]))
         if names:
             raise ConfigError(
-                f"{what}: {kind.replace('_keys', '')} tensor {printable(names[0], 200)}: this is no trained "
+                f"the weights: {problem.replace('_keys', '')} tensor {printable(names[0], 200)}: this is no trained "
                 f"{type(network).__name__}"
             )
     return network.eval()
