@@ -1,6 +1,7 @@
 """Models of transformers: in with their head, classes and input, out as a folder that `pipeline` runs unchanged."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -191,3 +192,76 @@ def test_a_folder_is_checked_before_its_network_is_made(tmp_path, photographs):
     file.write_text(json.dumps({**stored, "auto_map": {"AutoConfig": "code--evil.C"}}))
     (tmp_path / "evil.py").write_text("raise SystemExit")
     assert usfan.SourceModel.load(tmp_path).classes == NAMES
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A folder of `save_pretrained` that somebody may change."""
+    folder = tmp_path / "stranger"
+    network("ViT").save_pretrained(folder)
+    processor("ViT").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def fit(tmp_path):
+    data = class_folder(tmp_path / "data", images=2)
+    return lambda folder: ("posterior", folder, data, "--out", tmp_path / "out", *TINY)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("config.json", "hidden_size", 2**15),
+        ("config.json", "num_hidden_layers", 10**9),
+        ("config.json", "patch_size", 0),
+        ("config.json", "num_attention_heads", None),
+        ("config.json", "id2label", {"²": "class-0"}),
+        ("preprocessor_config.json", "size", None),
+        ("preprocessor_config.json", "size", {"height": [28], "width": [28]}),
+        ("preprocessor_config.json", "resample", 99),
+        ("preprocessor_config.json", "image_mean", ["a"]),
+        ("preprocessor_config.json", "image_std", [0, 0, 0]),
+        ("preprocessor_config.json", "rescale_factor", "x"),
+    ],
+)
+def test_a_strangers_settings_are_refused_in_one_line(
+    name, field, value, stranger, fit, refused
+):
+    file = stranger / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    assert refused(*fit(stranger))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_strangers_pipes_are_not_waited_for(name, stranger, fit, refused):
+    (stranger / name).unlink()
+    os.mkfifo(stranger / name)
+    assert "pipe" in refused(*fit(stranger))
+
+
+def test_a_strangers_code_and_places_do_not_count(stranger, fit, monkeypatch):
+    """Nothing asks on the terminal whether to trust the code, nothing beside the weights is read."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    (stranger / "evil.py").write_text("raise SystemExit")
+    for name in ("config.json", "preprocessor_config.json"):
+        file = stranger / name
+        names = ("AutoConfig", "AutoImageProcessor", "AutoModelForImageClassification")
+        code = {"auto_map": dict.fromkeys(names, "evil.C"), "_name_or_path": "/"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | code))
+    for name in ("processor_config.json", "adapter_config.json", "generation_config.json"):
+        os.mkfifo(stranger / name)
+    assert command(*fit(stranger)) == 0
+
+
+def test_weights_in_several_files(tmp_path, fit):
+    module = network("ViT")
+    module.save_pretrained(tmp_path / "parts", max_shard_size="6KB")
+    processor("ViT").save_pretrained(tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 1
+    assert command(*fit(tmp_path / "parts")) == 0
+    model = usfan.SourceModel.load(tmp_path / "out")
+    pixels = torch.rand(2, 3, 28, 28)
+    with torch.no_grad():
+        expected = module(pixel_values=pixels).logits
+        torch.testing.assert_close(model.classifier(pixels)[1], expected)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from label_runs import write_label_run
+from safetensors.torch import load_file, save_file
 
 import usfan
 from small_runs import adapt_tiny, class_folder, train_tiny
 from usfan.data.few_labels import NONE_OF_THESE, SKIP
-from usfan.errors import ConfigError, DataError
+from usfan.errors import ConfigError, DataError, UsfanError
 from usfan.labelling.again import SecondRun
 from usfan.labelling.answers import Answer, read_answers, write_answers
 from usfan.labelling.board import Board
@@ -234,3 +236,19 @@ def test_runs_that_cannot_ask(run, tmp_path):
     source = usfan.SourceModel.load(run.parent / "model")
     with pytest.raises(DataError, match="does not hold what it saw"):
         usfan.questions(usfan.AdaptedModel(**vars(source)))
+
+
+def test_a_run_that_somebody_changed(tmp_path):
+    path, _ = write_label_run(tmp_path / "run")
+    secret = tmp_path / "secret.csv"
+    secret.write_text("path,label\nmine,mine\n")
+    (path / "labels.csv").symlink_to(secret)
+    with pytest.raises(UsfanError, match="links are not followed") as caught:
+        usfan.questions(path)
+    assert "mine" not in str(caught.value)
+    (path / "labels.csv").unlink()
+    tensors = load_file(path / "samples.safetensors")
+    for name in ("view", "near"):
+        save_file(tensors | {name: tensors[name][:, 0].clone()}, path / "samples.safetensors")
+        with pytest.raises(DataError, match=f"{name} has shape"):
+            usfan.questions(path)

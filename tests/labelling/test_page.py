@@ -180,6 +180,7 @@ def test_odd_requests_are_refused(window, run):
     for body, kind in (
         ("{", "application/json"),
         ("[1]", "application/json"),
+        ("[" * 4000, "application/json"),
         ("row=0", "text/plain"),
     ):
         reply = window.client.post(

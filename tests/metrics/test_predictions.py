@@ -16,7 +16,13 @@ from tiny_models import tiny_model
 from usfan.data.decoding import decode
 from usfan.data.sources import open_inputs
 from usfan.errors import ConfigError, DataError
-from usfan.metrics.predictions import COLUMNS, as_json, prediction_records, write_predictions
+from usfan.metrics.predictions import (
+    COLUMNS,
+    as_json,
+    job_of,
+    prediction_records,
+    write_predictions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +219,59 @@ def test_an_interrupted_table_is_continued(model, tmp_path):
         write_predictions(out, model, data.subset(range(149)), resume=True)
     with pytest.raises(ConfigError, match="another model"):
         write_predictions(out, tiny_model("dtn"), data, resume=True)
+
+
+@pytest.fixture(scope="module")
+def rows_of_a_part(model):
+    """200 images in memory, their records, and the first line of the table's part."""
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 28, 28, 3), dtype=np.uint8)
+    data = usfan.ImageData(pixels)
+    lines = [json.dumps(record) for record in prediction_records(model, data)]
+    return data, json.dumps({"job": job_of(model, data, None)}), lines
+
+
+def changed(line, **fields):
+    return json.dumps(json.loads(line) | fields)
+
+
+STRANGE_LINES = {
+    "no table": lambda line: "3",
+    "a list": lambda line: "[]",
+    "no figures": lambda line: "{}",
+    "another image": lambda line: changed(line, path="array[7]"),
+    "a table as a label": lambda line: changed(line, label={"a": 1}),
+    "a text as a figure": lambda line: changed(line, confidence="=1+1"),
+    "no error": lambda line: changed(line, error=3),
+    "one field more": lambda line: changed(line, more=3),
+    "nested": lambda line: "[" * 50_000,
+    "many digits": lambda line: changed(line).replace("0.", "9" * 5000 + "."),
+    "long": lambda line: changed(line, label="x" * (1 << 20)),
+    "no end": lambda line: line[:-1],
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE_LINES)
+@pytest.mark.parametrize("row", [3, 127])
+def test_a_part_that_somebody_changed(kind, row, rows_of_a_part, model, tmp_path):
+    """What cannot be a record of its image counts as damaged: the batch is computed again."""
+    data, header, lines = rows_of_a_part
+    write_predictions(tmp_path / "whole.csv", model, data)
+    strange = [*lines[:row], STRANGE_LINES[kind](lines[row]), *lines[row + 1 : 128]]
+    (tmp_path / "table.csv.part").write_text("\n".join([header, *strange]) + "\n")
+    write_predictions(tmp_path / "table.csv", model, data, resume=True)
+    assert (tmp_path / "table.csv").read_text() == (tmp_path / "whole.csv").read_text()
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_a_part_that_ends_within_a_line_or_has_too_many(
+    ending, rows_of_a_part, model, tmp_path
+):
+    data, header, lines = rows_of_a_part
+    write_predictions(tmp_path / "whole.csv", model, data)
+    for rows in (lines[:64], lines * 3):
+        (tmp_path / "table.csv.part").write_text("\n".join([header, *rows]) + ending)
+        write_predictions(tmp_path / "table.csv", model, data, resume=True)
+        assert (tmp_path / "table.csv").read_text() == (tmp_path / "whole.csv").read_text()
 
 
 def test_large_jpegs_are_decoded_at_a_part_of_their_size(tmp_path):

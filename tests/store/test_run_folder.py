@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -60,7 +61,10 @@ def test_a_run_folder_holds_what_it_promises_and_is_a_model(which, request):
         "posterior.safetensors",
     }
     assert promised <= names
-    assert any(name.startswith("events.out.tfevents") for name in names)
+    (events,) = (name for name in names if name.startswith("events.out.tfevents"))
+    assert re.search(r"\.[0-9a-f]{16}$", events), (
+        "nobody can lay a link at a name that cannot be guessed"
+    )
     assert "checkpoint" not in names  # only while it runs
     assert not [name for name in names if name.endswith(".part")]
     assert yaml.safe_load((run / "config.yaml").read_text())["command"] == (

@@ -36,7 +36,7 @@ from usfan.data.views import InputSpec
 from usfan.engine.features import BackboneAlone, features_of
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, UsfanError, option
-from usfan.files import read_json
+from usfan.files import read_in
 from usfan.maths.cluster_mixture import CHUNK, centred_features
 from usfan.models import hugging_face
 from usfan.models.backbones import (
@@ -52,7 +52,7 @@ from usfan.models.backbones import (
 from usfan.models.hub import cache_only
 from usfan.progress import network_name
 from usfan.store.model import SourceModel, came_pretrained
-from usfan.store.model_folder import fetch_folder, may_be_hub_id
+from usfan.store.model_folder import may_be_hub_id, open_folder
 
 log = logging.getLogger(__name__)
 
@@ -149,20 +149,19 @@ def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witn
 
 def witness_in(place: str) -> Witness:
     """The network in a folder of transformers or timm, or behind a Hub id, which is downloaded."""
-    folder = Path(place)
-    name = folder.resolve().name
-    if not folder.is_dir():
-        folder = fetch_folder(place)
-        name = place
-    if hugging_face.is_saved_network(folder):
-        return of_backbone(name, hugging_face.load_backbone(folder))
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    name = Path(place).resolve().name if Path(place).is_dir() else place
+    with open_folder(place) as folder:
+        if hugging_face.is_saved_network(folder):
+            return of_backbone(name, hugging_face.load_backbone(folder))
+        is_there = folder.kind("config.json") != "missing"
+        config = read_in(folder, "config.json") if is_there else None
     architecture = config.get("architecture") if isinstance(config, dict) else None
     if not isinstance(architecture, str):
         raise ConfigError(
             f"{option('witness', place)}: this is no folder of a transformers or timm model"
         )
-    return of_backbone(name, create_backbone(architecture, str(folder / "model.safetensors")))
+    weights = str(folder.path / "model.safetensors")
+    return of_backbone(name, create_backbone(architecture, weights))
 
 
 def automatic_witness(source: SourceModel, backbone_hash: str) -> Witness | None:

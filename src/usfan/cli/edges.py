@@ -104,20 +104,21 @@ def fit_model(
     from usfan.data.lists import read_classes
     from usfan.models import hugging_face
     from usfan.store.model import SourceModel
-    from usfan.store.model_folder import fetch_folder, may_be_hub_id
+    from usfan.store.model_folder import may_be_hub_id, open_folder
     from usfan.training.posthoc import attach_posterior, from_state_dict, refit_posterior
 
     names = None if classes is None else read_classes(classes)
     options: dict[str, Any] = {"classes": names, "progress": progress}
     folder = Path(model)
-    if not folder.is_file() and backbone is None and may_be_hub_id(model):
-        folder = fetch_folder(model)
-    if not folder.is_dir() or hugging_face.is_saved_network(folder):
-        module = (
-            hugging_face.load_network(folder)
-            if folder.is_dir()
-            else from_state_dict(model, backbone, head)
-        )
+    module: nn.Module | None = None
+    if folder.is_dir() or (not folder.is_file() and backbone is None and may_be_hub_id(model)):
+        with open_folder(model) as opened:
+            folder = opened.path
+            if hugging_face.is_saved_network(opened):
+                module = hugging_face.load_network(opened)
+    else:
+        module = from_state_dict(model, backbone, head)
+    if module is not None:
         return attach_posterior(
             module, images, head, runtime=runtime, settings=settings, **options
         )

@@ -54,6 +54,7 @@ LABEL_COLUMNS = [
 MOST_LIST = 128 << 20
 MOST_LINES = 3_000_000
 """Bytes and lines of a list: twice those of ImageNet."""
+LIST_KIND = "a folder, or a list with `path label` lines"
 
 
 class Entry(NamedTuple):
@@ -182,20 +183,26 @@ def check_root(
             raise DataError(f"{place}{one_line(path)} leaves the root {one_line(root)}")
 
 
-def read_text(file: str, kind: str = "a folder, or a list with `path label` lines") -> str:
+def read_text(file: str, kind: str = LIST_KIND) -> str:
     """The text of a file that the user named."""
-    name = one_line(file)
     try:
-        content = read_named(file, allowed(MOST_LIST))
-        lines = content.count(b"\n")
-        check_cost(f"{name}: a list of lines", lines, MOST_LINES, "in number", DataError)
+        return text_of(read_named(file, allowed(MOST_LIST)), file, kind)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"cannot read {one_line(file)}: {reason}") from error
+
+
+def text_of(content: bytes, file: str, kind: str = LIST_KIND) -> str:
+    """The text that a file holds; it was expected to be of this `kind`."""
+    name = one_line(file)
+    check_cost(
+        f"{name}: a list of lines", content.count(b"\n"), MOST_LINES, "in number", DataError
+    )
+    try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         problem = "is an image" if is_image_name(file) else "is not a text file in UTF-8"
         raise DataError(f"{name} {problem}: expected {kind}") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(f"cannot read {name}: {reason}") from error
 
 
 def _is_path(word: str) -> bool:

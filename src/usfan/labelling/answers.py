@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from usfan.budget import allowed
 from usfan.data.decoding.decode import one_line
 from usfan.data.few_labels import JUDGE, NAME, SKIP
 from usfan.data.labels import canonical
-from usfan.data.lists import entries_of, read_text
+from usfan.data.lists import MOST_LIST, entries_of, text_of
 from usfan.errors import DataError
-from usfan.files import whole_file
+from usfan.files import Folder, whole_file
 from usfan.maths.decision import NO_ANSWER, SKIPPED
 from usfan.metrics.predictions import open_table
 
@@ -40,8 +41,13 @@ class Answer:
     question: str = NAME
 
 
-def read_answers(file: str | Path) -> list[Answer]:
-    return answers_of(read_text(str(file)), Path(file).name)
+def read_answers(file: Path) -> list[Answer]:
+    """The answers in a file of a run; none if it is missing. A link is not followed."""
+    with Folder(file.parent) as folder:
+        if folder.kind(file.name) == "missing":
+            return []
+        content = folder.read(file.name, allowed(MOST_LIST))
+    return answers_of(text_of(content, file.name, "a table path,label"), file.name)
 
 
 def answers_of(text: str, name: str) -> list[Answer]:

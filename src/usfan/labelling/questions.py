@@ -58,8 +58,7 @@ def open_board(target: AdaptedModel | str | Path, names: int | None = None) -> B
 
 def answers_in(run: Path) -> list[Answer]:
     """The answers in the labels.csv of a run, if there is one."""
-    file = run / ANSWERS_FILE
-    return read_answers(file) if file.is_file() else []
+    return read_answers(run / ANSWERS_FILE)
 
 
 def learned_answers(model: AdaptedModel, images: Sequence[str]) -> list[Answer]:

@@ -167,6 +167,9 @@ class Page:
 
 def field(name: str, kind: type[Value]) -> Value:
     """A value of the JSON in the request."""
-    body = request.get_json()
+    try:
+        body = request.get_json()
+    except RecursionError:
+        abort(400, "the JSON is nested too deeply")
     value = body.get(name) if isinstance(body, dict) else None
     return value if type(value) is kind else abort(400, f"{name}: expected {kind.__name__}")

@@ -8,23 +8,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from usfan.errors import ConfigError, UsfanError
-from usfan.files import Folder
+from usfan.files import Folder, parse_json
 
 BATCH = 64
 """Images in a batch of the model."""
+MOST_LINE = 1 << 20
+"""Bytes of a record: far more than those of a long path."""
 Record = dict[str, Any]
+Check = Callable[[int, object], bool]
+"""Whether a value may be the record of the image at a position."""
 
 
 class PartialTable:
     """The open file."""
 
-    def __init__(self, file: BinaryIO, path: str, job: str, *, resume: bool) -> None:
+    def __init__(
+        self, file: BinaryIO, path: str, job: str, fits: Check, *, resume: bool
+    ) -> None:
         self.file = file
+        self.fits = fits
         self.header = json.dumps({"job": job}).encode() + b"\n"
         self.count = 0
         """Records that it holds."""
@@ -36,7 +43,7 @@ class PartialTable:
 
     def end_of_batches(self, path: str) -> int:
         """Where the last whole batch ends: a continued run has the batches of an uninterrupted one."""
-        header = self.file.readline()
+        header = self.file.readline(MOST_LINE)
         if not header.endswith(b"\n"):
             return 0
         if header != self.header:
@@ -44,19 +51,26 @@ class PartialTable:
                 f"{path} is of other images, another model or another engine: start again without resume"
             )
         end = self.file.tell()
-        position = end
         readable = 0
-        for rows, line in enumerate(self.file, start=1):
-            try:
-                record = json.loads(line)
-            except ValueError:  # cut off, or damaged
-                break
-            position += len(line)
+        for rows, record in enumerate(self.whole_records(), start=1):
             readable += record["error"] is None
             if readable and readable % BATCH == 0:
-                end = position
+                end = self.file.tell()
                 self.count = rows
         return end
+
+    def whole_records(self) -> Iterator[Record]:
+        """Those up to the first that is cut off, damaged, or of another image."""
+        position = 0
+        while line := self.file.readline(MOST_LINE):
+            try:
+                record = parse_json(line)
+            except ValueError:
+                return
+            if not line.endswith(b"\n") or not self.fits(position, record):
+                return
+            yield record
+            position += 1
 
     def append(self, record: Record) -> None:
         self.file.write(json.dumps(record).encode() + b"\n")
@@ -71,8 +85,9 @@ class PartialTable:
 
 
 @contextlib.contextmanager
-def partial_table(out: Path, job: str, *, resume: bool) -> Iterator[PartialTable]:
-    """The rows of the table `out` so far. They stay only if the block is interrupted, or the machine is at fault."""
+def partial_table(out: Path, job: str, fits: Check, *, resume: bool) -> Iterator[PartialTable]:
+    """The rows of the table `out` so far; those of another run count if they fit their images. They stay only if the
+    block is interrupted, or the machine is at fault."""
     name = f"{out.name}.part"
     with Folder(out.parent, create=True) as folder, contextlib.ExitStack() as stack:
         try:
@@ -80,7 +95,7 @@ def partial_table(out: Path, job: str, *, resume: bool) -> Iterator[PartialTable
         except BlockingIOError:
             raise ConfigError(f"another process writes {out}: name another file") from None
         with folder.in_place(name, append=False) as file:
-            table = PartialTable(file, f"{out}.part", job, resume=resume)
+            table = PartialTable(file, f"{out}.part", job, fits, resume=resume)
             try:
                 yield table
             except UsfanError:  # it would come again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -88,7 +89,11 @@ def write_predictions(
     Records wait in OUT.part until all are there. `resume` goes on after those that an interrupted run left there.
     `json_lines` writes one JSON object per line in place of CSV.
     """
-    with partial_table(out, job_of(model, data, runtime), resume=resume) as part:
+
+    def fits(position: int, record: object) -> bool:
+        return position < len(data) and is_record_of(data.where(position), record)
+
+    with partial_table(out, job_of(model, data, runtime), fits, resume=resume) as part:
         rest = data
         if part.count:
             rest = data.subset(range(part.count, len(data)))
@@ -106,6 +111,18 @@ def write_predictions(
         data.unreadable.update(rest.unreadable)
         with whole_file(out, follow=True) as table, open_table(table) as file:
             return write_records(part.records(), file, coverage, json_lines=json_lines)
+
+
+def is_record_of(path: str, value: object) -> bool:
+    """Whether a value that was read from a file is a record of this image."""
+    if not isinstance(value, dict) or value.keys() != set(COLUMNS) or value["path"] != path:
+        return False
+    label, *figures, unknown = (value[name] for name in COLUMNS[1:-1])
+    if value["error"] is not None:
+        is_empty = all(field is None for field in (label, *figures, unknown))
+        return is_empty and isinstance(value["error"], str)
+    is_label = isinstance(label, str) if unknown is False else label is None and unknown is True
+    return is_label and all(isinstance(x, float) and math.isfinite(x) for x in figures)
 
 
 def job_of(model: SourceModel, data: ImageData, runtime: Runtime | None) -> str:

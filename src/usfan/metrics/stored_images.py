@@ -194,7 +194,7 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         if name in MAPS:
             shape = (N, 2)
         elif name in ("view", "near"):
-            shape = (N, *tensor.shape[1:2])
+            shape = (N, tensor.shape[-1] if tensor.ndim else 0)
         is_whole = name in (*WHOLE, "near")
         if tuple(tensor.shape) != shape or tensor.is_floating_point() == is_whole:
             kind = str(tensor.dtype).removeprefix("torch.")

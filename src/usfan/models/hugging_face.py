@@ -2,13 +2,16 @@
 vision models of any kind as backbones.
 
 A folder of `save_pretrained` holds config.json, the weights, and preprocessor_config.json if its image processor was
-saved too. Weights are read from safetensors only, and no code that lies beside them is run.
+saved too. It may be a stranger's: usfan reads these files itself, weights from safetensors only, and hands transformers
+what they hold. So no code beside them runs, nothing is downloaded, and no network is larger than its file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +26,11 @@ from torch import Tensor, nn
 from usfan.data.labels import canonical
 from usfan.data.views import InputSpec
 from usfan.errors import ArtifactError, ConfigError, first_line, printable
-from usfan.files import read_json
+from usfan.files import Folder, parse_json, read_in, read_named, write_json
 from usfan.models.backbones import Backbone, as_head, probe_features, weights_hash
 from usfan.models.classifier import example_of, wrap_module
-from usfan.tensor_file import read_tensors
+from usfan.models.hub import cache_only
+from usfan.tensor_file import check_values, open_tensors_in, read_tensors
 
 PROCESSOR = "preprocessor_config.json"
 PROCESSORS = (PROCESSOR, "processor_config.json")
@@ -43,7 +47,11 @@ REMOTE = (
 )
 """Settings of config.json that name code, another format or a place."""
 CONFIG = "config.json"
-LOCAL = {"local_files_only": True, "use_safetensors": True}
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+MOST_MISSING = 1 << 20
+"""Values that a network may have and its file may lack: `refuse_misfits` names the first tensor that is missing."""
+MOST_PROCESSOR = 1 << 20
+"""Bytes of the file of an image processor."""
 PROBLEMS = ("missing_keys", "mismatched_keys", "unexpected_keys")
 JsonTable = dict[str, Any]
 
@@ -146,12 +154,25 @@ def processor_in(folder: Path) -> InputSpec | None:
     file = next((folder / name for name in PROCESSORS if (folder / name).is_file()), None)
     if file is None:
         return None
-    loader = library().AutoImageProcessor
-    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return spec_of(loader.from_pretrained(folder, **options))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {first_line(error)}") from error
+        return spec_of(read_processor(file))
+    except ConfigError:
+        raise
+    except Exception as error:  # of transformers: the file is a stranger's
+        reason = printable(first_line(error) or type(error).__name__, 200)
+        raise ConfigError(f"{file}: {reason}") from error
+
+
+def read_processor(file: Path) -> Any:
+    """The image processor that a stranger's file describes, without code of its own."""
+    values = parse_json(read_named(file, MOST_PROCESSOR))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: expected a table")
+    with tempfile.TemporaryDirectory() as folder, quiet(), cache_only():
+        write_json(Path(folder, file.name), without_remote(values))
+        return library().AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
 
 
 def spec_of(processor: Any) -> InputSpec:
@@ -219,63 +240,102 @@ def config_of(network: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in (*REMOTE, *NAMES)}
 
 
-def is_saved_network(folder: Path) -> bool:
+def is_saved_network(folder: Folder) -> bool:
     """Whether a folder is one of `save_pretrained`, and no model folder of ours."""
-    file = folder / CONFIG
-    if not file.is_file() or (folder / "posterior.safetensors").exists():
+    if folder.kind(CONFIG) == "missing" or folder.holds("posterior.safetensors"):
         return False
-    config = read_json(file)
+    config = read_in(folder, CONFIG)
     return isinstance(config, dict) and "model_type" in config
 
 
-def sketch_network(values: Mapping[str, Any], tensors: int) -> LogitsOf:
-    """The network that a stranger's config.json describes, without memory. Its file has so many `tensors`: it cannot
-    have more layers."""
-    transformers = library()
+def checked_sketch(values: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]) -> LogitsOf:
+    """The network that a stranger's config.json describes, without memory; its file holds tensors of these shapes."""
+    check_layers(values, len(tensors))
+    classifier = library().AutoModelForImageClassification
+    return LogitsOf(sketch_of(classifier, network_config(values), tensors))
+
+
+def check_layers(values: Mapping[str, Any], tensors: int) -> None:
+    """A network cannot have more layers than its file has tensors."""
     for name, value in values.items():
         counts = value if isinstance(value, list) else [value]
         is_count = any(part in name for part in COUNTS)
         if is_count and any(isinstance(count, int) and count > tensors for count in counts):
             raise ArtifactError(f"{printable(name, 80)}: more layers than the file has tensors")
-    config = network_config(values)
+        if isinstance(value, dict):
+            check_layers(value, tensors)
+
+
+def sketch_of(kind: Any, config: Any, tensors: Mapping[str, Sequence[int]]) -> Any:
+    """A network without memory, which is hardly larger than the tensors of its file."""
     try:
-        with quiet(), torch.device("meta"):
-            network = transformers.AutoModelForImageClassification.from_config(
-                config, trust_remote_code=False
-            )
+        with quiet(), cache_only(), torch.device("meta"):
+            sketch = kind.from_config(config, trust_remote_code=False)
     except Exception as error:  # of transformers: the config is a stranger's
         raise ArtifactError(
             f"transformers cannot make this network: {printable(first_line(error), 200)}"
         ) from error
-    return LogitsOf(network)
+    stored = sum(map(math.prod, tensors.values()))
+    needed = sum(tensor.numel() for tensor in sketch.state_dict().values())
+    if needed > stored + MOST_MISSING:
+        raise ArtifactError(f"it holds {stored} values, and the network has {needed}")
+    return sketch
 
 
 def fill_network(sketch: LogitsOf, state: dict[str, Tensor]) -> LogitsOf:
     """The network of a sketch with these weights, whose names are those in the file."""
-    network = sketch.network
-    return LogitsOf(load_whole(type(network), None, config=network.config, state_dict=state))
+    network, problems = with_weights(sketch.network, state)
+    refuse_misfits("the weights", network, problems, PROBLEMS)
+    return LogitsOf(network)
 
 
-def load_network(folder: Path) -> Any:
+def load_network(folder: Folder) -> Any:
     """The classifier in a folder of `save_pretrained`."""
-    loader = library().AutoModelForImageClassification
-    return load_whole(loader, folder, config=local_config(folder), **LOCAL)
+    values = read_in(folder, CONFIG)
+    with open_weights(folder) as tensors:
+        sketch = checked_sketch(values, shapes_of(tensors))
+        network = fill_network(sketch, read_all(folder, tensors)).network
+    network.name_or_path = str(folder.path)
+    return network
 
 
-def local_config(folder: Path) -> Any:
+@contextlib.contextmanager
+def open_weights(folder: Folder) -> Iterator[dict[str, Any]]:
+    """The open file that holds each tensor of a folder of `save_pretrained`."""
+    files = [name for name in folder.names() if WEIGHTS.fullmatch(name)]
+    if not files:
+        raise ConfigError(f"{folder.path}: no model.safetensors; usfan reads no other weights")
+    with contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(open_tensors_in(folder, name)) for name in files]
+        yield {name: part for part in parts for name in part.keys()}  # noqa: SIM118
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    return {name: part.get_slice(name).get_shape() for name, part in tensors.items()}
+
+
+def read_all(folder: Folder, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """All tensors, which must be finite numbers."""
+    state = {name: part.get_tensor(name) for name, part in tensors.items()}
+    check_values(folder.path, state)
+    return state
+
+
+def local_config(folder: Folder) -> Any:
     """The config in a folder of `save_pretrained`."""
-    values = read_json(folder / CONFIG)
+    values = read_in(folder, CONFIG)
     if not isinstance(values, dict) or "model_type" not in values:
-        raise ConfigError(f"{folder}: {CONFIG} names no model_type: this is no folder of transformers")
+        raise ConfigError(
+            f"{folder.path}: {CONFIG} names no model_type: this is no folder of transformers"
+        )
     return network_config(values)
 
 
 def network_config(values: Mapping[str, Any]) -> Any:
     """The config that a stranger's config.json describes, without what names code, another format or a place."""
-    fields = without_remote(values)
     try:
-        with quiet():
-            return library().AutoConfig.for_model(**fields)
+        with quiet(), cache_only():
+            return library().AutoConfig.for_model(**without_remote(values))
     except Exception as error:  # of transformers: the config is a stranger's
         raise ArtifactError(
             f"transformers cannot make this network: {printable(first_line(error), 200)}"
@@ -290,14 +350,14 @@ def without_remote(values: Mapping[str, Any]) -> JsonTable:
     return fields
 
 
-def load_backbone(folder: Path) -> Backbone:
+def load_backbone(folder: Folder) -> Backbone:
     """A vision model in a folder of `save_pretrained`, with the classifier that it was pretrained with if there is one.
     Of a model of images and texts, the part for images."""
     config = local_config(folder)
-    spec = processor_in(folder)
+    spec = processor_in(folder.path)
     if spec is None:
         raise ConfigError(
-            f"{folder}: no {PROCESSOR} in it says how images are prepared: save the image processor there too"
+            f"{folder.path}: no {PROCESSOR} in it says how images are prepared: save the image processor there too"
         )
     head = None
     module: nn.Module
@@ -312,38 +372,37 @@ def load_backbone(folder: Path) -> Backbone:
     return Backbone(module, probe_features(module, spec), spec, weights, classifier=head)
 
 
-def load_body(folder: Path, config: Any) -> Any:
+def load_body(folder: Folder, config: Any) -> Any:
     """The network without a classifier. The files of DINO, and of classifiers, have no weights for a pooler: the class
     token is the feature then."""
     config = getattr(config, "vision_config", config)
-    network, problems = from_weights(library().AutoModel, folder, config=config, **LOCAL)
+    with open_weights(folder) as tensors:
+        check_layers(config.to_dict(), len(tensors))
+        sketch = sketch_of(library().AutoModel, config, shapes_of(tensors))
+        network, problems = with_weights(sketch, read_all(folder, tensors))
     missing = problems["missing_keys"]
     if missing and all(str(name).startswith("pooler.") for name in missing):
         network.pooler = None
         problems["missing_keys"] = set()
-    refuse_misfits(str(folder), network, problems, ("missing_keys", "mismatched_keys"))
+    refuse_misfits(str(folder.path), network, problems, ("missing_keys", "mismatched_keys"))
     return network
 
 
-def load_whole(loader: Any, place: Path | None, **options: Any) -> Any:
-    """A network all of whose weights are there, and no others; transformers would draw the missing ones at random."""
-    network, problems = from_weights(loader, place, **options)
-    refuse_misfits("the weights" if place is None else str(place), network, problems, PROBLEMS)
-    return network
-
-
-def from_weights(loader: Any, place: Path | None, **options: Any) -> tuple[Any, JsonTable]:
-    """The network in test mode, and the names of the tensors that do not fit, by the kind of the problem."""
-    options |= {"trust_remote_code": False, "dtype": torch.float32}
-    what = "the weights" if place is None else str(place)
+def with_weights(sketch: Any, state: dict[str, Tensor]) -> tuple[Any, JsonTable]:
+    """The network of a sketch in test mode, and the names of the tensors that do not fit, by the kind of the problem;
+    transformers would draw missing ones at random."""
     try:
         with quiet():
-            network, problems = loader.from_pretrained(
-                place, output_loading_info=True, **options
+            network, problems = type(sketch).from_pretrained(
+                None,
+                config=sketch.config,
+                state_dict=state,
+                dtype=torch.float32,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # of transformers: the weights are a stranger's
         raise ConfigError(
-            f"{what}: transformers cannot make a network of it: {printable(first_line(error), 300)}"
+            f"transformers cannot make a network of these weights: {printable(first_line(error), 300)}"
         ) from error
     return network.eval(), problems
 

@@ -8,7 +8,6 @@ checked to be finite, and the posterior to be one.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -307,13 +306,9 @@ def read_network(config: ModelConfig, folder: Folder) -> Classifier:
     file = folder.path / MODEL
     head = config.architecture["head"]
     with open_tensors_in(folder, MODEL) as tensors, blaming(str(file)):
-        names = list(tensors.keys())
-        sketch = hugging_face.sketch_network(config.architecture["transformers"], len(names))
-        stored = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
-        needed = sum(tensor.numel() for tensor in sketch.state_dict().values())
-        if stored != needed:
-            raise ArtifactError(f"it holds {stored} values, and the network has {needed}")
-        state = {name: tensors.get_tensor(name) for name in names}
+        shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+        sketch = hugging_face.checked_sketch(config.architecture["transformers"], shapes)
+        state = {name: tensors.get_tensor(name) for name in shapes}
         check_values(file, state)
         network = hugging_face.fill_network(sketch, state)
         side = getattr(network.network.config, "image_size", None)

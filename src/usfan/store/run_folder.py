@@ -8,6 +8,7 @@ import json
 import os
 import re
 import reprlib
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,7 +255,8 @@ class RunFolder:
     def writer(self) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(self.path))
+        # Nobody can guess the name, and lay a link there.
+        writer = SummaryWriter(str(self.path), filename_suffix=f".{secrets.token_hex(8)}")
         self._exit.callback(writer.close)
         return writer
 
