@@ -1,11 +1,12 @@
 """Replays of deciding and measuring with labels: how often is the decision wrong, how many labels does it take, how
 often does the interval hold the truth?
 
-    python -m studies.replays [RUN.safetensors …] [--replays 1000] [--out rows.json]
+    python -m studies.replays [RUN.safetensors …] [--replays 1000] [--noise 0.1] [--out rows.json]
 
 A RUN file is what `studies.families --keep FOLDER` keeps of one run. Without files, made populations are used:
 all combinations of size, changed share and difference, 0 included. Each replay draws a new judging order, asks as
 `comparison_questions` does, decides as soon as it can (looking after every answer), and goes on to 200 answers.
+With --noise, this share of the answers about runs is of a random class; only decisions are measured then.
 """
 
 from __future__ import annotations
@@ -61,7 +62,22 @@ def stored_population(path: Path) -> dict[str, Tensor]:
         "source": source == truth,
         "adapted": adapted == truth,
         "changed": source != adapted,
+        "predictions": torch.stack([source, adapted.long()]),
+        "truth": truth.long(),
     }
+
+
+def with_wrong_answers(
+    population: dict[str, Tensor], noise: float, seed: int
+) -> dict[str, Tensor]:
+    """The population as a user sees it who gives this share of the images a random class."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = population["truth"]
+    wrong = torch.rand(len(truth), generator=generator) < noise
+    classes = int(truth.max()) + 1
+    random = torch.randint(classes, truth.shape, generator=generator)
+    source, adapted = population["predictions"] == torch.where(wrong, random, truth)
+    return population | {"source": source, "adapted": adapted}
 
 
 def asked_rows(population: dict[str, Tensor], order: Tensor) -> tuple[str, int, Tensor]:
@@ -133,12 +149,15 @@ def is_wrong(value: str, difference: float) -> bool:
 
 
 def summary(
-    name: str, population: dict[str, Tensor], replays: int, first: int
+    name: str, population: dict[str, Tensor], replays: int, first: int, noise: float = 0.0
 ) -> dict[str, object]:
     difference = float(
         population["adapted"].double().mean() - population["source"].double().mean()
     )
-    results = [replay(population, first + number) for number in range(replays)]
+    results = []
+    for seed in range(first, first + replays):
+        answered = with_wrong_answers(population, noise, seed) if noise else population
+        results.append(replay(answered, seed))
     decided = [result for result in results if result["value"] != "not yet"]
     row: dict[str, object] = {
         "population": name,
@@ -149,7 +168,7 @@ def summary(
         "wrong": round(sum(is_wrong(r["value"], difference) for r in results) / replays, 4),
         "answers": statistics.median(r["answers"] for r in results),
     }
-    for check in (*map(str, CHECKPOINTS), "stop"):
+    for check in () if noise else (*map(str, CHECKPOINTS), "stop"):
         values = [r["checks"][check] for r in results if check in r["checks"]]
         if values:
             covered, width, plain = np.array(values, dtype=float).mean(axis=0)
@@ -163,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--replays", type=int, default=1000)
+    parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     populations = {path.stem: stored_population(path) for path in arguments.runs}
@@ -175,7 +195,8 @@ def main() -> None:
                 populations[name] = made_population(size, share, difference, seed=1)
     rows = []
     for name, population in populations.items():
-        rows.append(summary(name, population, arguments.replays, first=1))
+        noise = arguments.noise if "truth" in population else 0.0
+        rows.append(summary(name, population, arguments.replays, 1, noise))
         print(json.dumps(rows[-1]), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -10,12 +10,13 @@ Shapes: N images; predictions and answers are classes, K for an image of no clas
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from usfan.maths.agreement import Interval
 from usfan.maths.decision import (
+    NO_ANSWER,
     SKIPPED,
     Decision,
     answered_prefix,
@@ -64,6 +65,9 @@ def compare_models(before: Tensor, after: Tensor, answers: Tensor) -> ModelCompa
         changed_count,
         int(counts.sum()),
     )
+    following = order[(changed & counts)[order]][len(changed_rows) :][: decision.more]
+    missing = int((answers[following] == NO_ANSWER).sum())  # later ones may have their answer
+    decision = replace(decision, more=min(decision.more, max(missing, 1)))
     source, adapted = (
         measured_accuracy([(size, labels[rows] == answers[rows]) for size, rows in strata])
         for labels in (before, after)
