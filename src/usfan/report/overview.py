@@ -27,11 +27,6 @@ VERDICTS = {
     "unknown": ("warn", "not known", "Not known whether adapting helped"),
 }
 """Of a verdict: its colour, its badge, and the headline of a run without labels."""
-GUARD_STATUS = {
-    "adapted": ("good", "adapted"),
-    "source": ("warn", "source model kept"),
-    "undecided": ("warn", "undecided: source model kept"),
-}
 
 
 @dataclass(frozen=True)
@@ -56,14 +51,10 @@ def kept_epoch(run: Run) -> int | None:
     return epoch if is_epoch(epoch) else None
 
 
-def guard_reason(run: Run) -> object:
-    return mapping(run.metrics.get("guard")).get("reason")
-
-
 def reason(run: Run) -> str:
-    """The sentence of the verdict and the next step, or the guard's sentence in a run without a verdict."""
+    """The sentence of the verdict, and the next step."""
     verdict = mapping(run.metrics.get("verdict"))
-    sentence = str(verdict.get("sentence", guard_reason(run) or ""))
+    sentence = str(verdict.get("sentence", ""))
     following = str(verdict.get("next", "")).replace("RUN", run.name)
     if following:
         sentence = f"{sentence} {following[:1].upper()}{following[1:]}."
@@ -98,9 +89,7 @@ def headline(run: Run) -> str:
 
 
 def status(run: Run) -> tuple[str, str]:
-    """The verdict, or the guard's decision in a run without one, unless labels or the predictions say that adapting did
-    no good."""
-    guard = mapping(run.metrics.get("guard"))
+    """The verdict, unless labels or the predictions say that adapting did no good."""
     _, before, after = main_figure(run)
     if is_number(before) and is_number(after) and after < before - 1:
         return "warn", "below the source model"
@@ -109,10 +98,7 @@ def status(run: Run) -> tuple[str, str]:
     words = verdict(run)
     if words is not None:
         return words[0], words[1]
-    if guard.get("on") is False:
-        return "plain", "last iterate, guard off"
-    plain = ("plain", KINDS.get(run.kind, "run"))
-    return GUARD_STATUS.get(str(guard.get("kept")), plain)
+    return "plain", KINDS.get(run.kind, "run")
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -185,7 +171,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     values = {
         "method": settings.get("method", metrics.get("method")),
         "classes of the target": setting,
-        "guard": None if verdict(run) is None else guard_reason(run),
+        "guard": mapping(metrics.get("guard")).get("reason"),
         "source model": settings.get("source", settings.get("model")),
         "data": settings.get("data"),
         "images": number(metrics.get("images")),
