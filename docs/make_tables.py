@@ -867,7 +867,9 @@ def emoji_claims() -> list[str]:
     claims = []
     for part in HALVES:
         rows = [r for r in guarded_emoji_runs() if r["part"] == part]
-        claims += [guard_gain(rows, lambda row: row["task"], base) for base in ("after", "before")]
+        claims += [
+            guard_gain(rows, lambda row: row["task"], base) for base in ("after", "before")
+        ]
     return claims
 
 

@@ -4,8 +4,8 @@
     python -m studies.estimates table CHECK.jsonl RUNS.jsonl
 
 The form of the interval and its two constants are set on office31, pacs, lines, leaf, digits, inverted and same, seeds
-2019 to 2021. Set aside to judge: shifts and emoji (some of whose check rows had been looked at before, but of whose runs
-only three), and seeds from 2022 of every kind.
+2019 to 2021. Set aside to judge: shifts and emoji (some of whose check rows had been looked at before, but of whose
+runs only three), and seeds from 2022 of every kind.
 
 `rows` checks the source model on each target (`usfan check`), adapts it with the default method, and appends a row to
 each file; rows that are there are skipped. `table` leaves out one kind of shift at a time, sets the width of the
@@ -208,7 +208,8 @@ def left_out(cases: Sequence[Case], kind: str) -> float:
 def coverage_table(cases: Sequence[Case]) -> str:
     told = [case for case in cases if case.told]
     lines = [
-        "| kind left out | cases | cannot be told | covered | width | covered by the stored width | error | covered, told or not |",
+        "| kind left out | cases | cannot be told | covered | width | covered by the stored width | error |"
+        " covered, told or not |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     covered = 0

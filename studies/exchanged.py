@@ -2,8 +2,8 @@
 
     python -m studies.exchanged CACHE OUT.json [--families pacs office31] [--seeds 2019] [--pairs 4]
 
-A source model that calls two classes by each other's name looks, without labels, like any other: only the user's answers
-differ. So each task is adapted to once; then a user who knows the two classes by the other names answers what
+A source model that calls two classes by each other's name looks, without labels, like any other: only the user's
+answers differ. So each task is adapted to once; then a user who knows the two classes by the other names answers what
 `usfan label` asks, until the page names the pair, at most `MOST` times. `false`: another pair was named first.
 Rows also hold the same for the model as it is (`pair` is null): a note is then an error, unless the adapted model
 really takes two clusters for each other (`swapped`).

@@ -3,8 +3,8 @@ does it take?
 
     python -m studies.second_comparison FIRST.safetensors SECOND.safetensors [--replays 200]
 
-The files are what `studies.families --keep FOLDER` keeps of a run without labels and of one with `asked:1xK`. Each replay
-draws a judging order, answers until the first comparison is decided, and goes on with the second. Three ways:
+The files are what `studies.families --keep FOLDER` keeps of a run without labels and of one with `asked:1xK`. Each
+replay draws a judging order, answers until the first comparison is decided, and goes on with the second. Three ways:
 
     scratch     no earlier answer counts
     prefix      the product's: those up to the first changed image (of the second run) without an answer

@@ -62,9 +62,14 @@ def test_without_a_pretrained_network_nothing_is_trained(tmp_path, refused, monk
     monkeypatch.setattr("usfan.models.backbones.offline_weights", lambda name: None)
     for name in ("one", "two"):
         class_folder(tmp_path / "domains" / name, images=2)
-    for command, data in (("train", tmp_path / "domains" / "one"), ("study", tmp_path / "domains")):
+    for command, data in (
+        ("train", tmp_path / "domains" / "one"),
+        ("study", tmp_path / "domains"),
+    ):
         line = refused(command, data, "--out", tmp_path / "run", *TINY)
-        assert "pip install 'usfan[offline]', or download resnet50 with --pretrained tim" in line
+        assert (
+            "pip install 'usfan[offline]', or download resnet50 with --pretrained tim" in line
+        )
         assert not (tmp_path / "run").exists()
 
 

@@ -88,9 +88,7 @@ def test_banks(name):
         step = (bank, samples.tolist(), batch.features, batch.logits)
         expected = {
             "lsc": lambda step=step: authors.lsc(*step, 2) + authors.diversity(step[3]),
-            "nrc": lambda step=step: (
-                authors.nrc(*step, 2, 3, 0.1) + authors.diversity(step[3])
-            ),
+            "nrc": lambda step=step: authors.nrc(*step, 2, 3, 0.1) + authors.diversity(step[3]),
             "aad": lambda step=step: authors.aad(*step, 3, 1 / 4),  # (1 + 10 · 0.3)^−1
         }
         loss = term(batch) + sum(other(batch) for other in others)

@@ -338,9 +338,7 @@ def test_a_later_stage_may_differ(source, target):
 # Cached features
 
 
-@pytest.mark.parametrize(
-    "method", [name for name in GAINS if name != "shot++"]
-)
+@pytest.mark.parametrize("method", [name for name in GAINS if name != "shot++"])
 def test_features_of_a_frozen_backbone_are_enough(source, target, method):
     """The backbone is asked once; the rest of the network learns from rows of features, and better ones come out."""
     seen = features_of(

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import usfan
-from small_runs import TINY, adapt_tiny, class_folder, train_tiny
+from small_runs import adapt_tiny, class_folder, train_tiny
 from tiny_models import tiny_model
 from usfan.adaptation.witness import choose_witness
 from usfan.engine.passes import engine_store
@@ -72,7 +72,9 @@ def expected_features(kind: str, module, pictures) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def pictures():
     rng = np.random.default_rng(0)
-    return [Image.fromarray(rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)) for _ in range(5)]
+    return [
+        Image.fromarray(rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)) for _ in range(5)
+    ]
 
 
 def saved(kind: str, folder):
@@ -162,10 +164,14 @@ def test_code_that_a_config_names_is_not_run(tmp_path):
     config = json.loads(file.read_text())
     code = {"auto_map": {"AutoConfig": "evil.C", "AutoModel": "evil.C"}}
     code |= {"attn_implementation": "somebody/kernel", "quantization_config": {"x": 1}}
-    file.write_text(json.dumps({**config, **code, "vision_config": config["vision_config"] | code}))
+    file.write_text(
+        json.dumps({**config, **code, "vision_config": config["vision_config"] | code})
+    )
     file = folder / "preprocessor_config.json"
     file.write_text(
-        json.dumps(json.loads(file.read_text()) | {"auto_map": {"AutoImageProcessor": "evil.C"}})
+        json.dumps(
+            json.loads(file.read_text()) | {"auto_map": {"AutoImageProcessor": "evil.C"}}
+        )
     )
     expected = choose_witness(str(tmp_path / "plain"), tiny_model(), "").hash
     assert choose_witness(str(folder), tiny_model(), "").hash == expected

@@ -101,7 +101,9 @@ def test_columns_of_other_names_go_by_their_features(make_picture):
         "fine_label": ClassLabel(["mug", "pen"]),
     }
     pictures = [Image.fromarray(image) for image in images]
-    data = ImageData(NewTable(features, id=[7, 8, 9], photograph=pictures, fine_label=[1, 0, 1]))
+    data = ImageData(
+        NewTable(features, id=[7, 8, 9], photograph=pictures, fine_label=[1, 0, 1])
+    )
     assert data.classes == ("mug", "pen")
     assert data.labels.tolist() == [1, 0, 1]
     assert (data.load(1).numpy() == images[1].transpose(2, 0, 1)).all()

@@ -126,9 +126,7 @@ def test_search_and_a_file_that_cannot_be_shown(browser: Browser, tmp_path: Path
 
 
 @pytest.mark.parametrize("classes", [31, 1000])
-def test_many_classes_on_a_telephone(
-    browser: Browser, tmp_path: Path, classes: int
-) -> None:
+def test_many_classes_on_a_telephone(browser: Browser, tmp_path: Path, classes: int) -> None:
     """Nothing is cut off, and every class is a few keys away."""
     run, _ = write_label_run(tmp_path / "run", N=64, K=classes, doubt=0.0)
     with served(browser, run) as address:

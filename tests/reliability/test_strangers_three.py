@@ -81,7 +81,9 @@ def test_a_flag_replaces_what_a_config_file_may_not_set(refuses, tmp_path):
     assert "no such folder" in refuses("train", tmp_path / "nowhere", *flags)
 
 
-@pytest.mark.parametrize("line", ["pretrained: timm", "cache: /somewhere", "witness: x:timm", "witness: x/y"])
+@pytest.mark.parametrize(
+    "line", ["pretrained: timm", "cache: /somewhere", "witness: x:timm", "witness: x/y"]
+)
 def test_resuming_a_strangers_run_neither_connects_nor_writes(line, refuses, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -15,9 +15,9 @@ gives it, and κ falls by half of the doubted share:
 
 The guard keeps the adapted model if the 90 % interval of the gain in e is above 0 (bootstrap over images), and the
 source model if e does not rise. Otherwise it cannot tell. A pretrained network looks at half of the images first, and
-at the others only if the gain is within three standard errors of 0. A neighbourhood has as many images as a class of average
-size, at most √N: large enough to see a class torn into parts, as happens if the target lacks classes and adaptation
-fills them.
+at the others only if the gain is within three standard errors of 0. A neighbourhood has as many images as a class of
+average size, at most √N: large enough to see a class torn into parts, as happens if the target lacks classes and
+adaptation fills them.
 
 `choose_epoch` is a pure function of the run's history, one `EpochScore` per epoch.
 

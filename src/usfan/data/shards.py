@@ -94,7 +94,9 @@ def read_shards(paths: Sequence[str]) -> Content:
                 words.append(None if label is None else read_label(label))
     if not pictures:
         names = ", ".join(map(one_line, paths[:3]))
-        raise DataError(f"no pictures in {names}: expected pairs such as 000012.jpg and 000012.cls")
+        raise DataError(
+            f"no pictures in {names}: expected pairs such as 000012.jpg and 000012.cls"
+        )
     places = [f"{one_line(picture.label)}: " for picture in pictures]
     return Content(PackedImages(pictures), label_values(words, places))
 

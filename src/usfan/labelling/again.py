@@ -31,7 +31,9 @@ class SecondRun:
         source = settings.get("source")
         self.pairs = [f"{name}={settings[name]}" for name in REPEATED if settings.get(name)]
         if str(settings.get("witness")) not in ("None", "auto", "none"):
-            self.pairs.append(f"witness={settings['witness']}")  # a config file may download nothing
+            self.pairs.append(
+                f"witness={settings['witness']}"
+            )  # a config file may download nothing
         paths = [*(source if isinstance(source, list) else [source]), settings.get("data")]
         self.missing = ", ".join(str(path) for path in paths if not os.path.exists(str(path)))
         """Parts of the source model and the data that are missing here."""

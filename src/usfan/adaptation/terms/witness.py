@@ -3,9 +3,9 @@
 Labels: those of the naming of the target (`adaptation.naming`): a mixture in the witness's features, whose clusters are
 named by the source model's posterior predictive and by the user's labels, if there are any. After each epoch the
 network names the clusters again. EM continues from the last gate; if all classes are expected, it also begins anew from
-the network's smoothed names, and that fit is taken if its free energy is clearly lower. If classes may be missing, L_div
-asks for the shares that the mixture finds. If there may be new classes, images in clusters without a name count as
-unknown.
+the network's smoothed names, and that fit is taken if its free energy is clearly lower. If classes may be missing,
+L_div asks for the shares that the mixture finds. If there may be new classes, images in clusters without a name count
+as unknown.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
@@ -91,7 +91,8 @@ class WitnessLabels(Term):
     def continued(self, probs: Tensor) -> Fit:
         """The mixture under the names of the network, N × K."""
         naming = self.context.naming
-        assert self.mixture is not None and naming is not None
+        assert self.mixture is not None
+        assert naming is not None
         guidance = self.guidance
         labels = self.context.user_labels
         if labels is not None:

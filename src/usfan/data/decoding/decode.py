@@ -152,9 +152,7 @@ def decode_file(path: str, channels: int = 3, side: int | None = None) -> Image.
 def decode_part(part: FilePart, channels: int = 3, side: int | None = None) -> Image.Image:
     """As `decode_file`, for a part of a file."""
     if part.size > MAX_BYTES:
-        raise UnreadableImage(
-            part.label, f"{part.size} bytes is over the limit of {MAX_BYTES}"
-        )
+        raise UnreadableImage(part.label, f"{part.size} bytes is over the limit of {MAX_BYTES}")
     try:
         content = part.read()
     except FileNotFoundError:

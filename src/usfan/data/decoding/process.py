@@ -73,9 +73,7 @@ def send(file: BinaryIO, content: bytes, is_picture: bool) -> None:
     file.flush()
 
 
-def decoded(
-    path: str | list[Any], size: int, channels: int | None, resampling: str
-) -> bytes:
+def decoded(path: str | list[Any], size: int, channels: int | None, resampling: str) -> bytes:
     if isinstance(path, str):
         image = decode_file(path, channels or 3, size)
     else:
