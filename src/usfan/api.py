@@ -64,6 +64,7 @@ def train_source(
     device: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    log: str = "tensorboard",
     progress: ShowProgress = None,
     **options: Setting,
 ) -> SourceModel:
@@ -84,6 +85,7 @@ def train_source(
         device: "auto", "cpu" or "cuda"; short for runtime={"device": …}.
         run: Folder for the run, which then holds what the command would have written.
         resume: Whether to continue an interrupted run in `run`.
+        log: Who else records the run: tensorboard (nobody), mlflow or wandb, where their own settings say.
         progress: True, False, or a function of (images seen, images in all, figures).
         **options: Other fields of `usfan.config.TrainConfig`.
     """
@@ -100,7 +102,7 @@ def train_source(
         settings,
         start_runtime(runtime, device),
         functools.partial(for_api, progress),
-        Output(run, resume),
+        Output(run, resume, tracker=log),
     )
 
 
@@ -189,6 +191,7 @@ def adapt(
     device: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    log: str = "tensorboard",
     progress: ShowProgress = None,
     **options: Setting,
 ) -> AdaptedModel:
@@ -200,7 +203,8 @@ def adapt(
         method: A name in `usfan.METHODS`; "auto" is u-sfan++ if a pretrained witness is available, else u-sfan.
         setting: Which classes the images show: auto, closed, partial, open or universal.
         tune: Which parameters are trained: auto, affine, new, norm or all.
-        witness: Frozen pretrained network: auto, none, NAME or NAME:WEIGHTS; or its features of the images.
+        witness: Frozen pretrained network: auto, none, NAME or NAME:WEIGHTS (timm), the folder or Hub id of a vision
+            model of transformers or timm; or its features of the images.
         guard: Whether to keep the adapted model only if the images show a gain.
         labels: Your own labels of a few of the images.
         epochs, lr, batch_size, seed: Of the training.
@@ -209,6 +213,7 @@ def adapt(
         module: The network of a model folder that is not timm's.
         runtime, device: Where to compute.
         run, resume: Folder for the run; whether to continue an interrupted run in it.
+        log: Who else records the run: tensorboard (nobody), mlflow or wandb, where their own settings say.
         progress: True, False, or a function of (images seen, images in all, figures).
         **options: Other fields of `usfan.config.AdaptConfig`, and settings of the method (`usfan methods NAME`).
     """
@@ -223,7 +228,7 @@ def adapt(
         settings,
         start_runtime(runtime, device),
         functools.partial(for_api, progress),
-        output=Output(run, resume, record={"labels": label_record(labels)}),
+        output=Output(run, resume, record={"labels": label_record(labels)}, tracker=log),
         labels=labels,
         witness=witness if isinstance(witness, Tensor) else None,
     )

@@ -85,6 +85,8 @@ class Output:
     """Whether paths and file names are left out."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further lines of config.yaml."""
+    tracker: str = "tensorboard"
+    """Who else records the run, a name in `usfan.store.trackers.TRACKERS`."""
     started: float = field(default_factory=time.perf_counter)
     """When the command started, by `time.perf_counter`."""
 
@@ -394,6 +396,14 @@ def open_output(
     output: Output, record: Mapping[str, Any], runtime: Runtime, command: str = "adapt"
 ) -> Iterator[RunFolder | None]:
     """The run folder, or None if nothing is written."""
+    if output.tracker != "tensorboard":
+        log = option("log", output.tracker)
+        if output.folder is None:
+            raise ConfigError(f"{log} records a run folder: give one, {option('run')}")
+        if output.private:
+            raise ConfigError(
+                f"{log} records settings, which a private run leaves out: choose one"
+            )
     if output.folder is None:
         yield None
         return
@@ -401,9 +411,13 @@ def open_output(
         raise ConfigError(
             f"run must be the path of a folder; got a {type(output.folder).__name__}"
         )
-    resume = output.resume
     with open_run(
-        runtime, output.folder, dict(record), command=command, resume=resume
+        runtime,
+        output.folder,
+        dict(record),
+        command=command,
+        resume=output.resume,
+        tracker=output.tracker,
     ) as folder:
         yield folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 import usfan
-from small_runs import TINY
+from small_runs import TINY, adapt_tiny, class_folder, train_tiny
 from small_runs import usfan as command
 from tiny_models import tiny_model
 from usfan.data import shards
@@ -118,6 +119,22 @@ def test_predict_reads_shards(folder, tmp_path, refused):
     shard = folder / "a-000000.tar"
     line = refused("predict", model, shard, folder, "--out", tmp_path / "t.csv", *TINY)
     assert "they go alone" in line
+
+
+def test_train_adapt_and_report_on_shards(tmp_path):
+    files = {}
+    for number, path in enumerate(sorted(class_folder(tmp_path / "data").rglob("*.png"))):
+        files[f"{number}.png"] = path.read_bytes()
+        files[f"{number}.cls"] = path.parent.name.encode()
+    shard = write_tar(tmp_path / "all.tar", files)
+    source = train_tiny(shard, tmp_path / "source")
+    assert usfan.SourceModel.load(source).classes == ("class-0", "class-1", "class-2")
+    run = adapt_tiny(source, shard, tmp_path / "run", "--guard", "off")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert 0 <= metrics["after"]["accuracy"] <= 100
+    with open(run / "changes.csv", newline="") as file:
+        assert all(row["path"].startswith(f"{shard}:") for row in csv.DictReader(file))
+    assert command("report", run) == 0
 
 
 def reason(path: Path) -> str:

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from usfan.cli import flags
 from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.errors import ConfigError, printable
+from usfan.store.trackers import TRACKERS
 from usfan.uncertainty.registry import UNCERTAINTIES
 
 if TYPE_CHECKING:
     Uncertainty = str
+    Tracker = str
 else:
     Uncertainty = Literal[("auto", *UNCERTAINTIES)]
+    Tracker = Literal[tuple(TRACKERS)]
 NO_SETTINGS: dict[str, Any] = {}
 HERE = RuntimeConfig()
 
@@ -53,6 +56,7 @@ def train(
     *,
     out: str,
     settings: flags.TrainFlags = NO_SETTINGS,
+    log: Tracker = "tensorboard",
     resume: bool = False,
     root: str | None = None,
     strict: bool = False,
@@ -68,7 +72,7 @@ def train(
     record |= {**dataclasses.asdict(computing), "private": private}
     runtime = open_runtime(computing, several=True)
     finished = Path(out, "metrics.json").is_file()
-    output = workflow.Output(out, resume, private, record)
+    output = workflow.Output(out, resume, private, record, log)
     model = workflow.train(images, settings, runtime, show_steps, output)
     if runtime.rank:
         return
@@ -91,6 +95,7 @@ def posterior(
     settings: flags.PosteriorFlags = NO_SETTINGS,
     dropout_rate: float | None = None,
     weight_decay: float | None = None,
+    log: Tracker = "tensorboard",
     resume: bool = False,
     root: str | None = None,
     strict: bool = False,
@@ -109,8 +114,8 @@ def posterior(
     """
     from usfan.cli.edges import fit_model, open_data, open_runtime, save_posterior, say_skipped
     from usfan.progress import bar, say
-    from usfan.store.run_folder import open_run
     from usfan.uncertainty.base import FitSettings
+    from usfan.workflow import Output, open_output
 
     images, record = open_data(data, root=root, strict=strict)
     config = make_config(TrainConfig, settings)
@@ -120,7 +125,9 @@ def posterior(
     record |= {"model": model, **network, **fit, **dataclasses.asdict(computing)}
     record["private"] = private
     runtime = open_runtime(computing, several=True)
-    with open_run(runtime, out, record, command="posterior", resume=resume) as run:
+    output = Output(out, resume, private, tracker=log)
+    with open_output(output, record, runtime, command="posterior") as run:
+        assert run is not None
         if run.finished() is not None:
             say(f"{out} is finished already")
             return
@@ -140,6 +147,7 @@ def adapt(
     *,
     out: str,
     settings: flags.AdaptFlags = NO_SETTINGS,
+    log: Tracker = "tensorboard",
     resume: bool = False,
     dry_run: bool = False,
     labels: str | None = None,
@@ -180,7 +188,7 @@ def adapt(
         settings,
         runtime,
         show_steps,
-        output=workflow.Output(out, resume, private, record, started),
+        output=workflow.Output(out, resume, private, record, log, started),
         labels=labels,
     )
     if runtime.rank:
@@ -284,6 +292,7 @@ def evaluate(
     /,
     *,
     out: str | None = None,
+    log: Tracker = "tensorboard",
     open_set: bool = False,
     uncertainty: Uncertainty = "auto",
     labels: str | None = None,
@@ -312,7 +321,7 @@ def evaluate(
     runtime = open_runtime(computing)
     record |= {"model": model, "labels": labels, "open_set": open_set}
     record["uncertainty"] = classifier.uncertainty.kind
-    with open_output(Output(out), record, runtime, command="evaluate") as run:
+    with open_output(Output(out, tracker=log), record, runtime, command="evaluate") as run:
         with bar("evaluating", len(images)) as display:
             progress = display.advance
             metrics = run_evaluation(

@@ -175,6 +175,8 @@ class SharedArguments:
     """Model folder or Hub id."""
     out: str
     """Run folder: settings, figures, log and the model (required)."""
+    log: str
+    """Record the run in mlflow (usfan[mlflow]) or wandb too: where their own settings say."""
     resume: bool
     """Continue the interrupted run in --out with its settings."""
     uncertainty: str

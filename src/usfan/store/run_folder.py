@@ -8,11 +8,10 @@ import json
 import os
 import re
 import reprlib
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +33,8 @@ from usfan.files import (
     write_yaml,
 )
 from usfan.store.schema import JsonTable
+from usfan.store.trackers import Trackers, check_tracker
 from usfan.tensor_file import open_tensors_in
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 CHECKPOINTS = "checkpoint"
 CONFIG = "config.yaml"
@@ -158,7 +155,10 @@ class RunFolder:
         command: str,
         resume: bool = False,
         writes: bool = True,
+        tracker: str = "tensorboard",
     ) -> None:
+        check_tracker(tracker)
+        self.tracker = tracker
         self.path = Path(path)
         self.command = command
         self.config = {"command": command, **config}
@@ -242,23 +242,19 @@ class RunFolder:
             file.write(line.encode())
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        self.trackers.scalars(values, step)
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:
         values = values.detach().float().cpu()
         finite = values[torch.isfinite(values)]
         if len(finite):  # TensorBoard draws none of nothing
-            self.writer.add_histogram(name, finite.numpy(), step)
+            self.trackers.histogram(name, finite.numpy(), step)
 
     @functools.cached_property
-    def writer(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # Nobody can guess the name, and lay a link there.
-        writer = SummaryWriter(str(self.path), filename_suffix=f".{secrets.token_hex(8)}")
-        self._exit.callback(writer.close)
-        return writer
+    def trackers(self) -> Trackers:
+        """Opened by the first figure: a run that is finished already has none to give."""
+        names = tuple(dict.fromkeys(("tensorboard", self.tracker)))
+        return Trackers(names, self.path, self.config)
 
     def save_metrics(self, metrics: JsonTable) -> None:
         write_json(self.path / "metrics.json", metrics)
@@ -328,7 +324,9 @@ class RunFolder:
                 self.path / LOG, json.dumps({"event": "finished", "private": True}) + "\n"
             )
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        if "trackers" in vars(self):
+            self.trackers.close(failed=failed)
         self._exit.close()
 
     def __enter__(self) -> RunFolder:
@@ -339,7 +337,7 @@ class RunFolder:
         mistake = kind is not None and issubclass(kind, UsfanError)
         if mistake and not os.path.lexists(self.path / LOG):
             self._undo()
-        self.close()
+        self.close(failed=kind is not None)
 
 
 def checkpoints(folder: Folder) -> list[str]:
@@ -365,12 +363,13 @@ def open_run(
     *,
     command: str,
     resume: bool = False,
+    tracker: str = "tensorboard",
 ) -> Iterator[RunFolder]:
     """The folder of a run, which the first process writes and the others read. Only the first reports an error."""
     run = None
     try:
         if runtime.rank == 0:
-            run = RunFolder(path, config, command=command, resume=resume)
+            run = RunFolder(path, config, command=command, resume=resume, tracker=tracker)
     finally:
         is_open = run is not None or runtime.rank > 0
         if not runtime.agree(is_open) and is_open:
