@@ -15,7 +15,6 @@ import argparse
 import bz2
 import contextlib
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -35,6 +34,22 @@ from typing import Any
 
 import measuring
 from artifact_mutations import ODD, mutated
+from hostile_later import LATER_KINDS, LATER_SHARES
+from strange import (
+    NASTY,
+    RUN_FILES,
+    Act,
+    Case,
+    Place,
+    called,
+    cpu_time,
+    digest,
+    hostile_run,
+    no_file,
+    odd_text,
+    odd_value,
+    refused,
+)
 
 MOST_SECONDS = 10.0
 MOST_MIB = 1024
@@ -57,174 +72,13 @@ SHARES = {
     "images": 0.04,
     "programs": 0.15,
     "labels": 0.10,
-    "caches": 0.05,
-    "mixtures": 0.02,
-    "studies": 0.01,
-    "disks": 0.01,
+    **LATER_SHARES,
 }
-"""Of the cases, which are more than these in all: the last six kinds came later.
+"""Of the cases, which are more than these in all: the kinds from programs on came later.
 Reports and resumed runs take 0.3 s each, the others a few milliseconds."""
-NASTY = (
-    "\x1b]0;owned\x07",
-    "a\nb",
-    "\r",
-    "=1+1",
-    "\u202e",
-    "x" * 5_000,
-    "\ud800",
-    "../../victim",
-    "</script><b>",
-    "\0",
-)
-Act = Callable[[], str]
 
 
-class Place:
-    """Where a case plays: its own folder, and the files outside that must stay as they are."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root / "case"
-        self.outside = root / "outside"
-        self.outside.mkdir(parents=True, exist_ok=True)
-        for name in (
-            "victim",
-            "epoch-00001.safetensors",
-            ".old.part",
-            "report.html",
-            "config.json",
-        ):
-            if not (self.outside / name).exists():
-                (self.outside / name).write_text(f"mine: {name}\n")
-
-    def fresh(self) -> Path:
-        shutil.rmtree(self.root, ignore_errors=True)
-        self.root.mkdir(parents=True)
-        return self.root
-
-
-def digest(folder: Path) -> str:
-    """Of every name, kind and content."""
-    hashed = hashlib.blake2b()
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        hashed.update(
-            f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0".encode()
-        )
-        if path.is_file():
-            hashed.update(path.read_bytes())
-    return hashed.hexdigest()
-
-
-def clear(path: Path) -> None:
-    """Nothing lies at the path; of a link, the link goes."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def no_file(path: Path, rng: random.Random, outside: Path) -> str:
-    """Something that is no regular file takes the place."""
-    kind = rng.choice(
-        ("link", "link", "dangling", "loop", "device", "pipe", "folder", "hole", "up")
-    )
-    clear(path)
-    if kind == "link":
-        path.symlink_to(outside / rng.choice(("victim", "config.json", "report.html")))
-    elif kind == "dangling":
-        path.symlink_to(outside / "made")
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "device":
-        path.symlink_to(rng.choice(("/dev/zero", "/dev/full", "/dev/urandom")))
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "up":
-        path.symlink_to(outside)
-    else:
-        with open(path, "wb") as file:
-            file.truncate(rng.choice((1 << 20, 1 << 31, 1 << 40)))
-    return kind
-
-
-def odd_value(value: Any, rng: random.Random, depth: int = 0) -> Any:
-    """One value somewhere inside becomes a strange one."""
-    if isinstance(value, dict) and value and (depth == 0 or rng.random() < 0.7):
-        name = rng.choice(list(value))
-        changed = dict(value)
-        kind = rng.random()
-        if kind < 0.15:
-            changed.pop(name)
-        elif kind < 0.3:
-            changed[rng.choice(NASTY[:-3])] = changed.pop(name)
-        else:
-            changed[name] = odd_value(value[name], rng, depth + 1)
-        return changed
-    if isinstance(value, list) and value and rng.random() < 0.7:
-        at = rng.randrange(len(value))
-        return [*value[:at], odd_value(value[at], rng, depth + 1), *value[at + 1 :]]
-    return rng.choice((*ODD, *NASTY))
-
-
-def odd_text(rng: random.Random) -> bytes:
-    """Content for a file of text: bombs and noise."""
-    depth = rng.choice((50, 2_000, 100_000))
-    return rng.choice(
-        (
-            b"",
-            rng.randbytes(rng.randrange(1, 3_000)),
-            b"[" * depth,
-            b'{"a":' * depth + b"1" + b"}" * depth,
-            b"9" * depth,
-            b"[" + b"[]," * depth + b"0]",
-            b"a: &a [1,2]\nb: [*a, *a]\n",
-            b"- " * depth,
-            b"? " * depth,
-            b"\xff\xfe\x00",
-            b"a: !!python/object/apply:os.system [touch /tmp/x]\n",
-            b"1:" * (depth // 4),
-            b"x: 2001-99-99\n",
-            b"\x1b[31m: {a: 1}\n",
-            b"\n" * depth,
-            json.dumps({rng.choice(NASTY): 1}).encode(),
-        )
-    )
-
-
-def called(*arguments: object) -> str:
-    """`usfan ARGUMENTS` in this process: what came of it, and whether what it said is fit for a terminal."""
-    from small_runs import usfan
-    from usfan import progress
-
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        before = progress.console._file
-        progress.console._file = said
-        try:
-            code = usfan(*arguments)
-        finally:
-            progress.console._file = before
-    text = said.getvalue()
-    if "Traceback" in text or not text.replace("\n", "").isprintable():
-        return f"BAD: said {text[:200]!a}"
-    return {0: "done", 2: "refused", 1: "fault in one line"}.get(code, f"BAD: exit code {code}")
-
-
-def refused(call: Callable[[], Any]) -> str:
-    """What came of a call in Python."""
-    from usfan.errors import UsfanError, printable
-
-    try:
-        call()
-    except UsfanError as error:
-        line = printable(" ".join(str(error).split()))
-        return "refused" if line and len(line) <= 2_000 else f"BAD: message {line[:100]!a}"
-    return "done"
-
-
-def model_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def model_cases(place: Place) -> Case:
     from fuzz import base_folders, load_and_predict
 
     bases = base_folders()
@@ -261,7 +115,7 @@ def model_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     return case
 
 
-def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def config_cases(place: Place) -> Case:
     """Configs that look valid: loading and predicting stay under bounds known beforehand. Most have files that fit;
     one in seven names another of timm's networks, of any width, which is known not to fit only after a sketch of it."""
     import timm
@@ -331,59 +185,7 @@ def config_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     return case
 
 
-RUN_FILES = (
-    "config.yaml",
-    "metrics.json",
-    "log.jsonl",
-    "samples.json",
-    "samples.safetensors",
-    "config.json",
-)
-
-
-def hostile_run(target: Path, rng: random.Random, place: Place, names: tuple[str, ...]) -> str:
-    import yaml
-
-    name = rng.choice(names)
-    file = target / name
-    kind = rng.random()
-    if kind < 0.35:
-        return no_file(file, rng, place.outside)
-    if kind < 0.5 or file.is_symlink() or not file.is_file() or file.stat().st_size > 1 << 24:
-        clear(file)
-        file.write_bytes(odd_text(rng))
-        return "odd text"
-    if name.endswith(".safetensors"):
-        folder = {name: file.read_bytes(), "model.safetensors": file.read_bytes()}
-        from artifact_mutations import cut_or_insert, flip_bits
-
-        rng.choice((flip_bits, cut_or_insert))(folder, rng)
-        file.write_bytes(folder[name])
-        return "odd tensors"
-    with contextlib.suppress(
-        ValueError, IndexError, yaml.YAMLError, RecursionError
-    ):  # changed before
-        change_values(file, rng)
-    return "odd values"
-
-
-def change_values(file: Path, rng: random.Random) -> None:
-    import yaml
-
-    if file.name == "log.jsonl":
-        lines = file.read_text().splitlines()
-        at = rng.randrange(len(lines))
-        lines[at] = json.dumps(odd_value(json.loads(lines[at]), rng))
-        file.write_text("\n".join(lines))
-    elif file.suffix == ".yaml":
-        file.write_text(
-            yaml.safe_dump(odd_value(yaml.safe_load(file.read_text()), rng), allow_unicode=True)
-        )
-    else:
-        file.write_text(json.dumps(odd_value(json.loads(file.read_text()), rng)))
-
-
-def report_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def report_cases(place: Place) -> Case:
     from small_runs import adapt_tiny, class_folder, train_tiny
 
     base = place.root.parent / "base"
@@ -402,7 +204,7 @@ def report_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     return case
 
 
-def resume_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def resume_cases(place: Place) -> Case:
     """A run that was interrupted after its first epoch; a stranger's changes; and then --resume."""
     from small_runs import TINY, class_folder, train_tiny, usfan
     from usfan.store.run_folder import RunFolder
@@ -476,7 +278,7 @@ def odd_checkpoint(file: Path, rng: random.Random) -> str:
     return f"checkpoint: {kind}"
 
 
-def folder_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def folder_cases(place: Place) -> Case:
     """Data folders: links that double, loops, deep folders, odd names, things that are no files."""
     from PIL import Image
 
@@ -537,7 +339,7 @@ def folder_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     return case
 
 
-def list_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def list_cases(place: Place) -> Case:
     import usfan
 
     def case(rng: random.Random, number: int) -> tuple[str, Act]:
@@ -570,7 +372,7 @@ def list_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
     return case
 
 
-def settings_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def settings_cases(place: Place) -> Case:
     import dataclasses
 
     import yaml
@@ -621,7 +423,7 @@ def settings_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Ac
     return case
 
 
-def weight_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def weight_cases(place: Place) -> Case:
     import torch
     from artifact_mutations import cut_or_insert, flip_bits, truncate
 
@@ -677,7 +479,7 @@ def weight_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]
     return case
 
 
-def archive_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def archive_cases(place: Place) -> Case:
     import numpy as np
     from artifact_mutations import cut_or_insert, flip_bits, truncate
 
@@ -735,7 +537,7 @@ def archive_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act
     return case
 
 
-def image_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def image_cases(place: Place) -> Case:
     """Damaged files, and those that make a decoder work: scans, comments, long headers. By the decoding process."""
     from image_mutations import base_images, mutated_image
     from PIL import Image
@@ -790,7 +592,7 @@ def image_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     return case
 
 
-def program_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def program_cases(place: Place) -> Case:
     """Files of torch.save whose program is changed: steps repeated, exchanged, taken from others."""
     import torch
 
@@ -845,7 +647,7 @@ def program_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act
     return case
 
 
-def label_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
+def label_cases(place: Place) -> Case:
     """labels.csv and label_first.csv, and labels in Python, for images in memory and in files."""
     import torch
 
@@ -907,194 +709,7 @@ def label_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]
     return case
 
 
-def cache_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
-    """Files of a cache that are links, damaged, of another size, or change while they are read."""
-    import threading
-
-    import torch
-    from artifact_mutations import cut_or_insert, flip_bits, truncate
-
-    from usfan.data.row_cache import RowCache
-
-    rows = torch.arange(600.0).view(150, 4)
-
-    def case(rng: random.Random, number: int) -> tuple[str, Act]:
-        folder = place.fresh() / "cache"
-        cache = RowCache(folder, "key", 150, (4,), torch.float32)
-        read = lambda: cache.read_or_build(torch.device("cpu"), lambda _: rows.split(64))  # noqa: E731
-        read()
-        name = rng.choice(("key.rows", "key.json", "key.lock"))
-        kind = rng.choice(("no file", "flipped", "cut", "truncated", "race"))
-        content = {"x": (folder / name).read_bytes() or b" "}
-        if kind == "no file":
-            kind = no_file(folder / name, rng, place.outside)
-        elif kind in ("flipped", "cut", "truncated"):
-            {"flipped": flip_bits, "cut": cut_or_insert, "truncated": truncate}[kind](
-                content, rng
-            )
-            (folder / name).write_bytes(content["x"])
-
-        def exchange() -> None:
-            for _ in range(20):
-                with contextlib.suppress(OSError):
-                    clear(folder / "key.rows")
-                    (folder / "key.rows").symlink_to(place.outside / "victim")
-
-        def act() -> str:
-            thread = threading.Thread(target=exchange)
-            if kind == "race":
-                thread.start()
-            try:
-                table, _ = read()
-            except OSError as error:
-                return "fault in one line" if error.strerror else f"BAD: {error!r}"
-            finally:
-                if kind == "race":
-                    thread.join()
-            return "done" if torch.equal(table, rows) else "BAD: other rows"
-
-        return kind, lambda: refused_or(act)
-
-    return case
-
-
-def refused_or(act: Act) -> str:
-    from usfan.errors import UsfanError
-
-    try:
-        return act()
-    except UsfanError:
-        return "refused"
-
-
-def mixture_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
-    """Folders of several models: odd shares, members that are links, mixtures, missing, of others."""
-    from fuzz import load_and_predict
-
-    from tiny_models import tiny_model
-    from usfan.store.model import MixtureModel
-
-    base = place.root.parent / "base-mixture"
-    MixtureModel.of([tiny_model(), tiny_model(seed=1)], [0.4, 0.6]).save(base)
-    names = (
-        "config.json",
-        "member-1",
-        "member-2",
-        "member-1/config.json",
-        "member-2/model.safetensors",
-        ".files.new",
-    )
-
-    def case(rng: random.Random, number: int) -> tuple[str, Act]:
-        target = Path(shutil.copytree(base, place.fresh() / "model"))
-        name = rng.choice(names)
-        chosen = rng.random()
-        if chosen < 0.4:
-            kind = no_file(target / name, rng, place.outside)
-        elif chosen < 0.5:
-            kind = "a mixture in a mixture"
-            clear(target / "member-1")
-            shutil.copytree(base, target / "member-1")
-        elif chosen < 0.6:
-            kind = "newer files"
-            shutil.copytree(
-                base / "member-2", target / ".files.new" / rng.choice(("", "member-1", "a/b/c"))
-            )
-        else:
-            kind = "odd config"
-            file = target / rng.choice(("config.json", "config.json", "member-1/config.json"))
-            file.write_text(json.dumps(odd_value(json.loads(file.read_text()), rng)))
-        return kind, lambda: load_and_predict(target)
-
-    return case
-
-
-def study_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
-    """The folder of a stranger's study: its cells, tables and settings; `study` continues it, `report` shows it."""
-    from small_runs import TINY, class_folder
-
-    base = place.root.parent / "base-study"
-    data = base / "data"
-    for number, name in enumerate(("a", "b")):
-        class_folder(data / name, images=2, domain=number)
-    settings = (
-        "--backbone",
-        "digits-cnn",
-        "--methods",
-        "source-only",
-        "--seeds",
-        0,
-        "--source-epochs",
-        1,
-    )
-    command = ("study", data, *settings, "--batch-size", 4, *TINY)
-    assert called(*command, "--out", base / "study") == "done"
-    files = [path.relative_to(base / "study") for path in (base / "study").rglob("*.json")]
-    files += [Path(name) for name in ("config.yaml", "log.jsonl", "cells", "models")]
-    files += [
-        path.relative_to(base / "study") for path in (base / "study").rglob("*.safetensors")
-    ]
-
-    def case(rng: random.Random, number: int) -> tuple[str, Act]:
-        target = Path(shutil.copytree(base / "study", place.fresh() / "study"))
-        kind = hostile_run(target, rng, place, tuple(map(str, files)))
-        if rng.random() < 0.5:
-            return kind, lambda: called("report", target)
-        return kind, lambda: called(*command, "--out", target)
-
-    return case
-
-
-def disk_cases(place: Place) -> Callable[[random.Random, int], tuple[str, Act]]:
-    """A model is saved over another on a disk (tmpfs) that is full or read-only: the other stays whole. Needs root."""
-    from tiny_models import tiny_model
-    from usfan.store.model import SourceModel
-
-    old = tiny_model()
-    new = tiny_model(seed=1)
-    new.temperature = 0.7
-    if os.geteuid() != 0:
-        return lambda rng, number: ("no root", lambda: "not tried")
-
-    def case(rng: random.Random, number: int) -> tuple[str, Act]:
-        disk = place.fresh() / "disk"
-        disk.mkdir()
-        kind = rng.choice(("full", "full", "read-only"))
-
-        def act() -> str:
-            size = rng.randrange(140, 400)
-            if subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=False
-            ).returncode:
-                return "not tried"
-            try:
-                try:
-                    old.save(disk / "model")
-                except OSError:
-                    return "no room for the first"
-                if kind == "read-only":
-                    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-                outcome = "done"
-                try:
-                    new.save(disk / "model")
-                except OSError as error:
-                    outcome = (
-                        "fault in one line"
-                        if str(disk) in str(error.filename)
-                        else f"BAD: {error!r}"
-                    )
-                model = SourceModel.load(disk / "model")
-                whole = model.temperature == (0.7 if outcome == "done" else 0.4)
-                return outcome if whole else "BAD: another model"
-            finally:
-                subprocess.run(["umount", "-l", disk], check=True)
-
-        return kind, act
-
-    return case
-
-
-KINDS: dict[str, Callable[[Place], Callable[[random.Random, int], tuple[str, Act]]]] = {
+KINDS: dict[str, Callable[[Place], Case]] = {
     "models": model_cases,
     "configs": config_cases,
     "reports": report_cases,
@@ -1107,10 +722,7 @@ KINDS: dict[str, Callable[[Place], Callable[[random.Random, int], tuple[str, Act
     "images": image_cases,
     "programs": program_cases,
     "labels": label_cases,
-    "caches": cache_cases,
-    "mixtures": mixture_cases,
-    "studies": study_cases,
-    "disks": disk_cases,
+    **LATER_KINDS,
 }
 
 
@@ -1155,12 +767,6 @@ def warm(place: Place) -> None:
     SourceModel.load(tiny_model().save(place.fresh() / "model")).predict(
         torch.zeros(1, 28, 28, dtype=torch.uint8)
     )
-
-
-def cpu_time() -> float:
-    """Of this process and of the decoding processes that ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def run_cases(what: str, count: int, chunk: int = 2500) -> Iterator[list[Any]]:

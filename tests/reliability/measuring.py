@@ -12,7 +12,12 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 RESULTS = TESTS.parent / "docs" / "results"
-for folder in (TESTS, TESTS / "data" / "decoding", TESTS / "reliability"):
+for folder in (
+    TESTS,
+    TESTS / "data" / "decoding",
+    TESTS / "labelling",
+    TESTS / "reliability",
+):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

@@ -174,6 +174,13 @@ def hostile_table() -> str:
         "mixtures": "folders of mixtures",
         "studies": "folders of studies",
         "disks": "full and read-only disks",
+        "clocks": "clocks that jump",
+        "boards": "TensorBoard's files",
+        "parts": "tables that `predict --resume` goes on with",
+        "annotations": "exports of Label Studio",
+        "pages": "runs for `usfan label`, requests to its page",
+        "requests": "bytes to the server of the page",
+        "networks": "folders of `transformers`",
     }
     kinds = load("hostile")["kinds"]
     lines = [

@@ -14,6 +14,11 @@ COUNTS = {
     "mixtures": 10,
     "studies": 3,
     "disks": 4,
+    "clocks": 2,
+    "boards": 4,
+    "pages": 12,
+    "requests": 16,
+    "networks": 12,
 }
 
 
