@@ -103,7 +103,9 @@ def test_a_check_of_unlabelled_images(folder, photos):
     assert stored["reason"]
     assert len(repr(result)) < 100
     assert "<table>" in result._repr_html_()
-    assert result.below(50) is None
+    possible = stored["possible"]
+    assert result.below(possible["high"] + 0.1) is True
+    assert result.below((possible["low"] + possible["high"]) / 2) is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.shift = 0.0
 
@@ -126,12 +128,17 @@ def test_exit_codes_and_files(folder, photos, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 8
     assert lines[1].startswith("accuracy: cannot be told without labels")
-    assert json.loads(out.read_text())["accuracy"] is None
+    stored = json.loads(out.read_text())
+    assert stored["accuracy"] is None
+    possible = stored["possible"]
+    assert f"; {possible['low']:.0f} to {possible['high']:.0f} % may be right" in lines[1]
     figures = dict(line.rsplit(" ", 1) for line in prometheus.read_text().splitlines())
     names = {name.partition("{")[0]: value for name, value in figures.items()}
     assert names["usfan_accuracy_ratio"] == "NaN"
     assert names["usfan_images"] == "30"
-    assert command("check", folder, photos, "--fail-under", 50, *TINY) == 4
+    inside = (possible["low"] + possible["high"]) / 2
+    assert command("check", folder, photos, "--fail-under", inside, *TINY) == 4
+    assert command("check", folder, photos, "--fail-under", possible["high"] + 1, *TINY) == 3
     table = labels_of(folder, photos, tmp_path / "labels.csv", wrong=6)
     labelled = ("check", folder, photos, "--labels", table, *TINY)
     assert command(*labelled, "--fail-under", 90) == 3

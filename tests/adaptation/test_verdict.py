@@ -34,7 +34,7 @@ def judged(before_right: int, after_right: int, answers: int = 40):
 def test_a_certain_gain_is_better_under_the_assumption_that_names_are_right():
     result = verdict()
     assert result.value == "better"
-    assert "60% right before, 80 %" in result.sentence
+    assert "60 % right before, 80 %" in result.sentence
     assert ASSUMPTION in result.sentence
     assert "usfan label RUN" in result.next
 

@@ -19,7 +19,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from usfan.adaptation.estimate import estimate_accuracy, of_adapted
+from usfan.adaptation.estimate import (
+    WITH_UNKNOWN,
+    AccuracyEstimate,
+    ends,
+    ends_text,
+    estimate_accuracy,
+    of_adapted,
+)
 from usfan.adaptation.guard import Guard, guard_rows
 from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.naming import name_target
@@ -72,15 +79,18 @@ class Check:
     """Labels that measured."""
     figures: dict[str, float | None] = field(default_factory=dict)
     """Evidence of the estimate."""
+    possible: Interval | None = None
+    """Interval of an accuracy that cannot be told; None if nothing is known of it."""
 
     def below(self, percent: float) -> bool | None:
         """Whether accuracy is below so many percent, with the certainty of the interval; None if that cannot be
         told."""
-        if self.accuracy is None:
+        accuracy = self.accuracy or self.possible
+        if accuracy is None:
             return None
-        if 100 * self.accuracy.high < percent:
+        if 100 * accuracy.high < percent:
             return True
-        return False if 100 * self.accuracy.low >= percent else None
+        return False if 100 * accuracy.low >= percent else None
 
     def to_dict(self) -> dict[str, object]:
         """For JSON, in percent."""
@@ -93,6 +103,7 @@ class Check:
             accuracy |= {"from": self.basis, "certainty": CERTAINTY[self.basis]}
         return {
             "accuracy": accuracy,
+            "possible": self.possible and ends(self.possible),
             "reason": self.reason,
             "shift": round(self.shift, 3),
             "classes": self.classes,
@@ -110,6 +121,8 @@ class Check:
             count += f" ({self.unreadable:,} more cannot be read)"
         if self.accuracy is None:
             accuracy = f"cannot be told without labels: {self.reason}"
+            if self.possible is not None:
+                accuracy += f"; {ends_text(self.possible)} may be right"
         elif self.basis == LABELS:
             accuracy = f"{range_text(self.accuracy)}, measured on {self.labels:,} labels"
         else:
@@ -128,7 +141,8 @@ class Check:
 
     def prometheus(self, model: str, data: str) -> str:
         """For Prometheus: a text file. What cannot be told is NaN."""
-        accuracy = self.accuracy or Interval(math.nan, math.nan, math.nan)
+        unknown = Interval(math.nan, math.nan, math.nan)
+        accuracy = self.accuracy or replace(self.possible or unknown, value=math.nan)
         labels = ",".join(
             f"{name}={json.dumps(text, ensure_ascii=False)}"
             for name, text in (("model", model), ("data", data), ("from", self.basis))
@@ -183,15 +197,20 @@ def check_model(
     names = names_of(model, outputs)
     evidence = Evidence(first, store, runtime, outputs, names, shift, witness)
     classes = evidence.classes()
-    accuracy, reason, figures = evidence.accuracy(
+    estimate, figures = evidence.accuracy(
         predictions, str(classes["setting"]), model.classes
     )
+    accuracy = estimate.before
+    possible = estimate.possible and estimate.possible[0]
+    joint = ", " if estimate.counts == WITH_UNKNOWN else " and "
+    reason = estimate.reason or f"{ASSUMPTION}{joint}{estimate.counts}"
     confidence = float(outputs.probs.amax(dim=1).mean())
     earlier = model.summary.get("estimated_accuracy")
-    if accuracy is not None and isinstance(earlier, dict):
-        accuracy = of_adapted(accuracy, earlier.get("after"), confidence)
-        if accuracy is None:
-            reason = str(earlier.get("reason"))
+    if isinstance(earlier, dict):
+        possible = None
+        if accuracy is not None:
+            accuracy = of_adapted(accuracy, earlier.get("after"), confidence)
+            reason = str(earlier.get("reason")) if accuracy is None else reason
     basis = IMAGES
     count = 0
     if labels is not None:
@@ -200,6 +219,7 @@ def check_model(
         count = len(rows)
         right = predictions.cpu()[rows] == table[rows]
         accuracy = measured_accuracy([(len(store), right)])
+        possible = None
         basis = LABELS
         reason = "if the labelled images were drawn at random"
     strangeness = rank(distances) + rank(entropy(outputs.posterior_probs))
@@ -215,6 +235,7 @@ def check_model(
         len(store.unreadable),
         count,
         figures | {"confidence": confidence},
+        possible,
     )
 
 
@@ -305,8 +326,8 @@ class Evidence:
 
     def accuracy(
         self, predictions: Tensor, setting: str, class_names: tuple[str, ...]
-    ) -> tuple[Interval | None, str, dict[str, float | None]]:
-        """Estimated accuracy, why not or what it assumes, and figures."""
+    ) -> tuple[AccuracyEstimate, dict[str, float | None]]:
+        """Estimated accuracy, and figures."""
         count, classes = self.names.shape
         doubt = None
         if count >= 2:
@@ -330,7 +351,5 @@ class Evidence:
             shift=self.shift,
             rejects=rejects,
         )
-        joint = ", " if rejects else " and "
-        reason = estimate.reason or f"{ASSUMPTION}{joint}{estimate.counts}"
         figures = {"evidence": score.accuracy[0], "structure": score.structure[0]}
-        return estimate.before, reason, {**figures, "doubt": doubt}
+        return estimate, {**figures, "doubt": doubt}

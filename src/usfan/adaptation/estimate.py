@@ -40,14 +40,20 @@ class AccuracyEstimate:
     """Definition of a right prediction if there may be new classes."""
     reason: str = ""
     """Why an accuracy cannot be told."""
+    possible: tuple[Interval, Interval] | None = None
+    """The intervals before and after of accuracies that cannot be told; None if nothing is known of them."""
 
     def to_dict(self) -> dict[str, object]:
         """For JSON, in percent."""
+        possible = None
+        if self.possible is not None:
+            possible = dict(zip(("before", "after"), map(ends, self.possible), strict=True))
         return {
             "counts": self.counts,
             "before": percentages(self.before),
             "after": percentages(self.after),
             "reason": self.reason or None,
+            "possible": possible,
         }
 
 
@@ -76,9 +82,7 @@ def estimate_accuracy(
     if can_be_told(structure, below + above, pretrained=pretrained):
         return AccuracyEstimate(before, after, counts)
     reason = why_not(structure, doubt, count)
-    if pretrained:
-        reason += f"; the source model may be right on anything from {ends_text(before)}"
-    return AccuracyEstimate(None, None, counts, reason)
+    return AccuracyEstimate(None, None, counts, reason, (before, after))
 
 
 def errors(
@@ -116,12 +120,14 @@ def why_not(structure: float, doubt: float, count: int) -> str:
     )
 
 
-def believed_accuracy(score: EpochScore, estimate: AccuracyEstimate, doubt: float) -> float:
-    """Accuracy that the confidence of the kept model should show. If it cannot be told, half of the images whose
-    cluster may have a wrong name count as wrong."""
+def believed_accuracy(estimate: AccuracyEstimate) -> float | None:
+    """Accuracy that the confidence of the kept model should show: the middle of the interval if it cannot be told."""
     if estimate.after is not None:
         return estimate.after.value
-    return max(score.accuracy[1] * (1 - doubt / 2), 0.0)
+    if estimate.possible is None:
+        return None
+    after = estimate.possible[1]
+    return (after.low + after.high) / 2
 
 
 def with_labels(believed: float, measured: Interval) -> float:
@@ -156,8 +162,11 @@ def ends_text(share: Interval) -> str:
     return f"{100 * share.low:.0f} to {100 * share.high:.0f} %"
 
 
+def ends(share: Interval) -> dict[str, float]:
+    return {"low": round(100 * share.low, 1), "high": round(100 * share.high, 1)}
+
+
 def percentages(share: Interval | None) -> dict[str, float] | None:
     if share is None:
         return None
-    figures = {"value": share.value, "low": share.low, "high": share.high}
-    return {name: round(100 * figure, 1) for name, figure in figures.items()}
+    return {"value": round(100 * share.value, 1), **ends(share)}

@@ -574,11 +574,9 @@ class Adaptation:
     ) -> float:
         """T of the model that is kept: its mean confidence is its accuracy, estimated and measured. Without the guard,
         the last iterate stays as it is."""
-        doubt = self.source_doubt
-        if not self.plan.method.adapts or not self.plan.config.guard or doubt is None:
+        accuracy = believed_accuracy(estimate)
+        if not self.plan.method.adapts or not self.plan.config.guard or accuracy is None:
             return 1.0
-        score = self.guard.score_of(decision.epoch)
-        accuracy = believed_accuracy(score, estimate, doubt)
         comparison = self.evidence.comparison
         if comparison is not None:
             measured = comparison.adapted if decision.epoch else comparison.source

@@ -111,8 +111,8 @@ def mix_adapted(
     mixture.history = history_of(
         mixture, members, config, names, guard, estimate, doubt, evidence
     )
-    if method.adapts and config.guard and doubt is not None:
-        believed = believed_accuracy(score, estimate, doubt)
+    believed = believed_accuracy(estimate)
+    if method.adapts and config.guard and believed is not None:
         if evidence.comparison is not None:
             believed = with_labels(believed, evidence.comparison.adapted)
         mixture.confidence_temperature = matching_temperature(after.logits, believed)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from usfan.adaptation.estimate import AccuracyEstimate
+from usfan.adaptation.estimate import AccuracyEstimate, ends_text
 from usfan.adaptation.guard import EpochScore
 from usfan.errors import printable
 from usfan.maths.agreement import Interval
@@ -59,15 +59,20 @@ def verdict_of(
     if comparison is not None and comparison.answers:
         return measured_verdict(comparison)
     if score.collapse:
-        return Verdict("worse", f"The adapted model collapsed: {score.collapse}.")
+        sentence = f"The adapted model collapsed: {score.collapse}."
+        return Verdict("worse", f"{sentence} The source model stays in use.")
     if score.changed == 0:
         return Verdict("unknown", "No prediction changed: there is nothing to compare.")
     before = estimate.before
     after = estimate.after
     if before is None or after is None:
         sentence = f"Nobody can tell without labels which model is better: {estimate.reason}."
+        if estimate.possible is not None:
+            first, second = map(ends_text, estimate.possible)
+            sentence += f" {first} may be right before, {second} after."
         return Verdict("unknown", sentence, ask(max(classes, USUAL_ANSWERS)))
-    figures = f"about {before.value:.0%} right before, {range_text(after)} after, {ASSUMPTION}"
+    right_before = f"about {100 * before.value:.0f} % right before"
+    figures = f"{right_before}, {range_text(after)} after, {ASSUMPTION}"
     if score.gain.low > 0:
         sentence = f"The adapted model is better: {figures}."
         return Verdict("better", sentence, f"to be sure, {ask(USUAL_ANSWERS)}")

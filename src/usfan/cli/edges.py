@@ -266,6 +266,8 @@ def describe_estimate(estimate: dict[str, Any]) -> str:
     for moment in ("before", "after"):
         share = estimate[moment]
         text = "unknown"
+        if estimate["possible"] is not None:
+            text = "{low:.0f} to {high:.0f} %".format(**estimate["possible"][moment])
         if share is not None:
             text = f"{share['value']:.0f} % ({share['low']:.0f} to {share['high']:.0f})"
         moments.append(f"{text} {moment}")

@@ -75,7 +75,7 @@ def folder_section(
         else:
             blocks += metrics_tables(id, read_mapping(folder, "metrics.json", problems))
     blocks += [Note(problem) for problem in problems]
-    intro = f"Runs below {path}: {len(runs)}."
+    intro = f"Runs in this folder: {len(runs)}." if runs else ""
     if len(runs) > MOST_RUNS:
         intro = f"{intro} The first {MOST_RUNS} are shown."
     return Section(id, f"All of {path.resolve().name}", blocks, intro, 2)

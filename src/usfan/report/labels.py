@@ -30,7 +30,7 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
         table = answer_table(answers, JUDGE, paths, images.classes)
         comparison = compare_models(*images.judged, table)
         if comparison.answers:
-            blocks.append(Note(measured_verdict(comparison).in_folder(run.name)))
+            blocks.append(Note(measured_verdict(comparison).in_folder(run.folder)))
         every = torch.maximum(table, answer_table(answers, NAME, paths, images.classes))
         note = exchange_note(images.judged[1], every, images.classes)
         if note:
@@ -44,7 +44,7 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
     open_rows = [rows[q.path] for q in run.questions if q.path in rows.keys() - labelled][:most]
     if open_rows:
         items = thumbnails_of(images, open_rows, False)
-        caption = OPEN.replace("RUN", run.name)
+        caption = OPEN.replace("RUN", run.folder)
         blocks.append(Gallery(f"{id}-gallery-questions", "To label first", caption, items))
     return blocks
 

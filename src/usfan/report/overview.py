@@ -37,13 +37,17 @@ class Overview:
     status: tuple[str, str]
     """How far to trust the result: good, warn or plain; and in a few words."""
     reason: str
+    next: str
+    """Next step, with the command; empty if there is none."""
     tiles: list[tuple[str, str, str]]
     """Label, figure, detail."""
     facts: list[tuple[str, str]]
 
 
 def overview(run: Run) -> Overview:
-    return Overview(headline(run), status(run), reason(run), tiles(run), facts(run))
+    return Overview(
+        headline(run), status(run), reason(run), next_step(run), tiles(run), facts(run)
+    )
 
 
 def kept_epoch(run: Run) -> int | None:
@@ -52,14 +56,15 @@ def kept_epoch(run: Run) -> int | None:
 
 
 def reason(run: Run) -> str:
-    """The sentence of the verdict, and the next step."""
-    verdict = mapping(run.metrics.get("verdict"))
-    sentence = str(verdict.get("sentence", ""))
-    following = str(verdict.get("next", "")).replace("RUN", run.name)
-    if following:
-        sentence = f"{sentence} {following[:1].upper()}{following[1:]}."
+    """The sentence of the verdict."""
+    sentence = str(mapping(run.metrics.get("verdict")).get("sentence", ""))
     warning = run.metrics.get("warning")
     return f"{sentence} Beware: {warning}" if warning else sentence
+
+
+def next_step(run: Run) -> str:
+    following = str(mapping(run.metrics.get("verdict")).get("next", ""))
+    return f"{following[:1].upper()}{following[1:]}".replace("RUN", run.folder)
 
 
 def main_figure(run: Run) -> tuple[str, object, object]:
@@ -141,12 +146,16 @@ def estimate_tiles(run: Run) -> list[tuple[str, str, str]]:
     tiles = []
     for when in ("before", "after"):
         estimate = mapping(estimates.get(when))
+        possible = mapping(mapping(estimates.get("possible")).get(when))
+        low, high = possible.get("low"), possible.get("high")
         label = f"estimated accuracy {when}"
         if is_number(estimate.get("value")):
             tiles.append((label, *with_interval(estimate)))
+        elif is_number(low) and is_number(high):
+            ends = f"{low:.0f} to {percent(high, 0)}"
+            tiles.append((label, ends, "cannot be told closer without labels"))
         elif when in estimates:
-            why = estimate.get("reason", estimates.get("reason", ""))
-            tiles.append((label, "not known", str(why)))
+            tiles.append((label, "not known", "cannot be told without labels"))
     return tiles
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,6 +65,8 @@ class Run:
     answers: list[Answer] = field(default_factory=list)
     """Of labels.csv."""
     problems: list[str] = field(default_factory=list)
+    folder: str = ""
+    """For commands on the page."""
 
     def figures(self, when: str) -> Figures:
         """The evaluation `before` or `after`; empty without labels."""
@@ -86,6 +89,8 @@ def read_run(
     if not path.is_dir():
         raise DataError(f"{path} is not a folder: give a run folder")
     run = Run(printable(name or path.resolve().name))
+    # a page goes to others: of an absolute path it shows the name alone
+    run.folder = shlex.quote(run.name if path.is_absolute() else printable(str(path)))
     with Folder(path) as folder:
         if not any(folder.holds(file) for file in RUN_FILES):
             raise DataError(
