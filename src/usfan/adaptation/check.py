@@ -197,9 +197,7 @@ def check_model(
     names = names_of(model, outputs)
     evidence = Evidence(first, store, runtime, outputs, names, shift, witness)
     classes = evidence.classes()
-    estimate, figures = evidence.accuracy(
-        predictions, str(classes["setting"]), model.classes
-    )
+    estimate, figures = evidence.accuracy(predictions, str(classes["setting"]), model.classes)
     accuracy = estimate.before
     possible = estimate.possible and estimate.possible[0]
     joint = ", " if estimate.counts == WITH_UNKNOWN else " and "
