@@ -2,10 +2,8 @@
 
 Labels: those of the naming of the target (`adaptation.naming`): a mixture in the witness's features, whose clusters are
 named by the source model's posterior predictive and by the user's labels, if there are any. After each epoch the
-network names the clusters again. EM continues from the last gate; if all classes are expected, it also begins anew from
-the network's smoothed names, and that fit is taken if its free energy is clearly lower. If classes may be missing,
-L_div asks for the shares that the mixture finds. If there may be new classes, images in clusters without a name count
-as unknown.
+network names the clusters again, and EM continues from the last gate. If classes may be missing, L_div asks for the
+shares that the mixture finds. If there may be new classes, images in clusters without a name count as unknown.
 
     label_weight · mean_i −Σ_k r_ik log p_ik                              r: responsibilities, N×K
 
@@ -40,7 +38,6 @@ from usfan.maths.cluster_mixture import (
     expectation,
     fit_mixture,
 )
-from usfan.maths.names import FLOOR, choose, smoothed
 from usfan.maths.neighbours import nearest_neighbours
 from usfan.maths.objectives import soft_cross_entropy
 
@@ -90,38 +87,24 @@ class WitnessLabels(Term):
 
     def continued(self, probs: Tensor) -> Fit:
         """The mixture under the names of the network, N × K."""
-        naming = self.context.naming
         assert self.mixture is not None
-        assert naming is not None
         guidance = self.guidance
         labels = self.context.user_labels
         if labels is not None:
             probs = labels.pinned(probs)
         names = probs.clamp_min(1e-12).log()
-        even = not guidance.uneven and not guidance.rejects
         begin = None
         if guidance.rejects:
             begin = expectation(self.mixture, self.points, names, labels)[0]
-        fit = fit_mixture(
+        return fit_mixture(
             self.points,
             names,
             start=self.mixture,
             begin=begin,
             labels=labels,
-            prior=EVEN_PRIOR if even else UNEVEN_PRIOR,
+            prior=UNEVEN_PRIOR if guidance.uneven or guidance.rejects else EVEN_PRIOR,
             rounds=WITNESS_LATER_ROUNDS,
         )
-        if not even:
-            return fit
-        log_probs = probs.float().clamp_min(FLOOR).log()
-        anew = fit_mixture(
-            self.points,
-            names,
-            begin=smoothed(log_probs, naming.view.near),
-            labels=labels,
-            rounds=2 * WITNESS_LATER_ROUNDS,
-        )
-        return [fit, anew][choose([fit, anew])]
 
     def tensors(self) -> dict[str, Tensor]:
         """The gate, from which the next refresh continues and recomputes the clusters."""
