@@ -112,7 +112,7 @@ def parts_of(path: str) -> Iterator[FilePart]:
             with tarfile.open(fileobj=reader, mode="r:", errors="replace") as archive:
                 place = -1
                 while (member := archive.next()) is not None:
-                    archive.members.clear()  # it would keep them all
+                    archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
                     if member.size < 0 or archive.offset <= place:
                         raise tarfile.ReadError("a file in it has a negative size")
                     place = archive.offset
