@@ -51,7 +51,13 @@ def test_the_run_folder(run, places):
     assert [one["source"] for one in metrics["sources"]] == [str(places[0]), str(places[1])]
     assert sum(one["share"] for one in metrics["sources"]) == pytest.approx(1, abs=1e-3)
     assert {"accuracy", "posterior_ece"} <= metrics["before"].keys() & metrics["after"].keys()
-    assert metrics["estimated_accuracy"].keys() == {"counts", "before", "after", "reason"}
+    assert metrics["estimated_accuracy"].keys() == {
+        "counts",
+        "before",
+        "after",
+        "reason",
+        "possible",
+    }
     assert metrics["verdict"]["value"] in ("better", "worse", "unknown")
     assert metrics["guard"]["kept"] in ("adapted", "source")
     assert metrics["settings"]["setting"] == metrics["classes"]["setting"] != "auto"

@@ -89,7 +89,7 @@ def test_there_is_no_way_in_for_source_data():
     few = list(inspect.signature(few_labels).parameters)
     assert few == ["labels", "data", "classes", "open_set"]  # of the target's images
     public = set(inspect.signature(usfan.adapt).parameters)  # nothing else brings data
-    more = {"module", "device", "resume", "options"}
+    more = {"module", "device", "resume", "log", "options"}
     assert public <= {*names, *more, *AdaptConfig.__dataclass_fields__}
     assert not [name for name in AdaptConfig.__dataclass_fields__ if "source" in name]
 

@@ -152,7 +152,7 @@ def test_folders_that_are_no_witness(tmp_path, refused):
     state = saved("ViT", pickled).state_dict()
     (pickled / "model.safetensors").unlink()
     torch.save(state, pickled / "pytorch_model.bin")
-    assert "cannot make a network of it" in reason(pickled)
+    assert "no model.safetensors; usfan reads no other weights" in reason(pickled)
 
 
 def test_code_that_a_config_names_is_not_run(tmp_path):

@@ -259,9 +259,9 @@ def check_layers(values: Mapping[str, Any], tensors: int) -> None:
     """A network cannot have more layers than its file has tensors."""
     for name, value in values.items():
         counts = value if isinstance(value, list) else [value]
-        is_count = any(part in name for part in COUNTS)
+        is_count = any(part in str(name) for part in COUNTS)
         if is_count and any(isinstance(count, int) and count > tensors for count in counts):
-            raise ArtifactError(f"{printable(name, 80)}: more layers than the file has tensors")
+            raise ArtifactError(f"{printable(str(name), 80)}: more layers than the file has tensors")
         if isinstance(value, dict):
             check_layers(value, tensors)
 
