@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from usfan.data import row_cache
 from usfan.data.store import Store
