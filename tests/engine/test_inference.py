@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from usfan.data.store import Store
 from usfan.data.views import InputSpec
 from usfan.engine.features import features_of
 from usfan.engine.inference import BOUNDS, BackboneAlone, difference, engines
-from usfan.engine.openvino_pass import is_installed
+from usfan.engine.openvino_pass import conversion_key, is_installed
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError
 from usfan.models.classifier import Classifier
@@ -80,6 +81,30 @@ def test_openvino_gives_the_features_of_torch(tmp_path) -> None:
     assert "openvino_telemetry" not in sys.modules
     again = features_of(BackboneAlone(module), store(40), SPEC, runtime).values
     assert torch.equal(values, again)
+
+
+class Activated(nn.Module):
+    """Its layers do not tell which function follows them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = network()
+        self.function = function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.function(self.layers(images))
+
+
+def test_networks_that_differ_in_forward_alone_share_no_conversion() -> None:
+    one = Activated(torch.relu).eval()
+    other = Activated(torch.sin).eval()
+    assert str(one) == str(other)
+    key = conversion_key(one, SPEC)
+    assert key == conversion_key(Activated(torch.relu).eval(), SPEC)
+    assert key != conversion_key(other, SPEC)
+    assert key != conversion_key(one, replace(SPEC, size=64))
+    one.forward = other.forward
+    assert key != conversion_key(one, SPEC)
 
 
 class Strange(nn.Module):

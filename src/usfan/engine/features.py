@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from usfan.data import row_cache
 from usfan.data.store import Store
@@ -25,7 +24,7 @@ from usfan.engine.inference import BackboneAlone as BackboneAlone
 from usfan.engine.inference import on_features as on_features
 from usfan.engine.passes import PASS_BATCH, own_batches, pass_images
 from usfan.engine.runtime import Runtime
-from usfan.models.backbones import weights_hash
+from usfan.models.backbones import network_key, weights_hash
 from usfan.models.classifier import Classifier
 from usfan.progress import bar, network_at_work
 from usfan.threads import threads_for
@@ -55,7 +54,7 @@ def features_of(
         caches = {}
         if store.key is not None and runtime.world == 1:
             weights = weights or weights_hash(alone.backbone)
-            identity = [weights, *network_key(alone.backbone, probes)]
+            identity = [weights, str(FORWARD), *network_key(alone.backbone, probes)]
             for engine in engines(spec, runtime, len(store)):
                 caches[engine] = open_cache(identity, store, spec, runtime, width, engine)
         preferred = next(iter(caches.values()), None)
@@ -84,19 +83,6 @@ def fill(through: FeaturePass, store: Store, runtime: Runtime, width: int) -> Te
     for rows, features in batches(through, store, PASS_BATCH, runtime):
         table[rows] = features
     return runtime.total(table)
-
-
-def network_key(backbone: nn.Module, probes: Tensor) -> list[str]:
-    """Name of a network beside its weights: its layers, the library that computes them and, because layers of one
-    name may compute different things, figures of its features of a few images (F wide): how large they are, and sums
-    with alternating signs. They are rounded, because another number of threads may change the last digits."""
-    layers = re.sub("0x[0-9a-f]+", "", f"{type(backbone).__module__} {backbone}")
-    features = probes.float().cpu()
-    waves = torch.arange(features.shape[1]).outer(torch.tensor([0.0, 1.0, 0.1])).cos()
-    sizes = features.abs().sum(dim=1, keepdim=True).clamp_min(1e-12)
-    figures = [f"{size:.3e}" for size in sizes.flatten().tolist()]
-    figures += [f"{share:.4f}" for share in (features @ waves / sizes).flatten().tolist()]
-    return [str(FORWARD), torch.__version__, layers, *figures]
 
 
 def open_cache(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from usfan.data.views import InputSpec, centre, normalise
-from usfan.models.backbones import weights_hash
+from usfan.models.backbones import network_key, weights_hash
 
 MOST_KEPT = 2
 """Converted networks that stay in memory: the model and its witness, which are often one."""
@@ -96,7 +96,7 @@ def converted(
     backbone: nn.Module, spec: InputSpec, precision: str, threads: int
 ) -> tuple[OpenVinoPass, bool]:
     """The network in OpenVINO, and whether it was converted just now."""
-    key = (weights_hash(backbone), str(backbone), spec, precision, threads)
+    key = (conversion_key(backbone, spec), precision, threads)
     with _lock:
         fast = _kept.pop(key, None)
         is_new = fast is None
@@ -106,6 +106,16 @@ def converted(
         for oldest in list(_kept)[:-MOST_KEPT]:
             del _kept[oldest]
     return fast, is_new
+
+
+@torch.no_grad()
+def conversion_key(backbone: nn.Module, spec: InputSpec) -> tuple[object, ...]:
+    """Names what a conversion depends on: the weights, the layers, the input, and what the network, in test mode, makes
+    of a picture of noise. Two modules of one network share a conversion; two that differ only in `forward` do not."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(256, (1, *spec.shape), dtype=torch.uint8, generator=generator)
+    features = NormalisedBackbone(backbone, spec)(noise)
+    return (weights_hash(backbone), *network_key(backbone, features), spec)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -167,6 +168,19 @@ def weights_hash(model: nn.Module) -> str:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def network_key(backbone: nn.Module, probes: Tensor) -> list[str]:
+    """Name of a network beside its weights: its layers, the library that computes them and, because layers of one
+    name may compute different things, figures of its features of a few images (F wide): how large they are, and sums
+    with alternating signs. They are rounded, because another number of threads may change the last digits."""
+    layers = re.sub("0x[0-9a-f]+", "", f"{type(backbone).__module__} {backbone}")
+    features = probes.float().cpu()
+    waves = torch.arange(features.shape[1]).outer(torch.tensor([0.0, 1.0, 0.1])).cos()
+    sizes = features.abs().sum(dim=1, keepdim=True).clamp_min(1e-12)
+    figures = [f"{size:.3e}" for size in sizes.flatten().tolist()]
+    figures += [f"{share:.4f}" for share in (features @ waves / sizes).flatten().tolist()]
+    return [torch.__version__, layers, *figures]
 
 
 def timm_model(name: str, *, pretrained: bool = False, **options: Any) -> Any:
