@@ -203,8 +203,7 @@ def adapt(
         method: A name in `usfan.METHODS`; "auto" is u-sfan++ if a pretrained witness is available, else u-sfan.
         setting: Which classes the images show: auto, closed, partial, open or universal.
         tune: Which parameters are trained: auto, affine, new, norm or all.
-        witness: Frozen pretrained network: auto, none, NAME or NAME:WEIGHTS (timm), the folder or Hub id of a vision
-            model of transformers or timm; or its features of the images.
+        witness: Frozen pretrained network: auto, none, NAME, NAME:WEIGHTS, a folder or a Hub id; or its features.
         guard: Whether to keep the adapted model only if the images show a gain.
         labels: Your own labels of a few of the images.
         epochs, lr, batch_size, seed: Of the training.
@@ -212,8 +211,7 @@ def adapt(
         preset: default, paper, authors or shot.
         module: The network of a model folder that is not timm's.
         runtime, device: Where to compute.
-        run, resume: Folder for the run; whether to continue an interrupted run in it.
-        log: Who else records the run: tensorboard (nobody), mlflow or wandb, where their own settings say.
+        run, resume, log: Folder for the run; whether to continue the run in it; who else records it: mlflow or wandb.
         progress: True, False, or a function of (images seen, images in all, figures).
         **options: Other fields of `usfan.config.AdaptConfig`, and settings of the method (`usfan methods NAME`).
     """
