@@ -13,7 +13,9 @@ from sklearn.datasets import load_digits
 import usfan
 from planning import resolve
 from tiny_models import tiny_model
+from usfan.adaptation.guard import Guard, GuardDecision
 from usfan.adaptation.methods import Method, Methods, NextStage
+from usfan.adaptation.terms.entropy import Entropy
 from usfan.adaptation.terms.information import InformationMaximization
 from usfan.adaptation.terms.mixmatch import MixMatch
 from usfan.adaptation.terms.rotation import Rotation
@@ -298,6 +300,45 @@ def test_it_goes_on_where_it_was_stopped(source, target, method, steps, tmp_path
     assert [r["loss"] for r in whole.history["records"][1:]] == [
         r["loss"] for r in resumed.history["records"][1:]
     ]
+
+
+def test_a_stream_that_collapses_has_the_predictions_of_the_model_that_is_kept(
+    source, target, monkeypatch
+):
+    """Not those of the epoch that collapsed."""
+    consider = Guard.consider
+
+    def collapse_at_two(self, epoch, *arguments):
+        reason = "it did" if epoch == 2 else None
+        monkeypatch.setattr("usfan.adaptation.guard.collapse", lambda *_: reason)
+        return consider(self, epoch, *arguments)
+
+    monkeypatch.setattr(Guard, "consider", collapse_at_two)
+    monkeypatch.setattr(
+        "usfan.adaptation.guard.choose_epoch",
+        lambda history: GuardDecision("adapted", 1, "the last good one", 1),
+    )
+    few = target.subset(range(96))
+    model = usfan.adapt(source, few, "tent-online", epochs=2, batch_size=32)
+    assert model.history["kept_epoch"] == 1
+    probs = model.passes.after.probs
+    torch.testing.assert_close(probs, model.predict(few).probs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stream_in_two_stages_goes_on_between_them(source, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "scalars", lambda *_: None)
+    monkeypatch.setattr(RunFolder, "histogram", lambda *_: None)
+    few = target.subset(range(96))
+    row = Method("twice", "two", (Entropy(),), then=(NextStage((Entropy(),)),), online=True)
+    settings = {"guard": False, "epochs": 1, "batch_size": 32}
+    monkeypatch.setitem(usfan.METHODS, "twice", row)
+    whole = usfan.adapt(source, few, "twice", **settings)
+    with RunFolder(tmp_path / "run", {}, command="adapt") as run, pytest.raises(Seen):
+        adapt_model(source, few, "twice", run=run, progress=stopped_after(4), **settings)
+    with RunFolder(tmp_path / "run", {}, command="adapt", resume=True) as run:
+        resumed = adapt_model(source, few, "twice", run=run, **settings)
+    assert moved(whole, resumed) == set()
+    assert torch.equal(whole.passes.after.logits, resumed.passes.after.logits)
 
 
 class Flat(Term):

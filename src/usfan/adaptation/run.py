@@ -202,6 +202,7 @@ class Adaptation:
         collapsed = self.guard.collapsed
         if collapsed:
             self.classifier.load_state_dict(self.guard.state)
+            self.stream = None  # it holds predictions of the model that collapsed
             after = self.outputs()
         self.look_again(before, after)
         decision = self.guard.finish()
@@ -498,7 +499,8 @@ class Adaptation:
         self.enter_stage(number)
         weights = tensors["guidance.weights"]
         if stage_epoch == 0:  # a new stage has no momentum, and terms of its own
-            tensors = {k: v for k, v in tensors.items() if k.startswith("model.")}
+            parts = ("model.", "stream.")
+            tensors = {k: v for k, v in tensors.items() if k.startswith(parts)}
         self.guidance.weights.copy_(weights)
         self.loop.restore(tensors)
         if stage_epoch:
