@@ -737,6 +737,7 @@ TABLES = {
     ),
     "labels-leaf": functools.partial(labels_table, "leaf"),
     "labels-lines": functools.partial(labels_table, "lines"),
+    "labels-office31": functools.partial(labels_table, "office31"),
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
     "estimates-moments": functools.partial(estimates_table, "estimates-moments"),
     "estimates-monitors": functools.partial(estimates_table, "estimates-monitors"),
