@@ -30,7 +30,7 @@ from usfan.adaptation.run import run as run_adaptation
 from usfan.adaptation.several import mix_adapted, passes_of, with_passes
 from usfan.adaptation.tune import MEASURED_IMAGES
 from usfan.adaptation.user_labels import record_user_labels
-from usfan.config import TrainConfig, make_config
+from usfan.config import WITHHELD, TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
 from usfan.data.few_labels import NONE, FewLabels, few_labels
 from usfan.data.images import common_folder
@@ -42,6 +42,7 @@ from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
 from usfan.errors import ConfigError, option
+from usfan.files import write_json
 from usfan.labelling.questions import save_questions
 from usfan.maths.decision import SKIPPED
 from usfan.maths.user_labels import UserLabels
@@ -55,6 +56,7 @@ from usfan.training.source import train_source
 
 log = logging.getLogger(__name__)
 
+WITNESS = "witness.json"
 Display = Callable[[str], contextlib.AbstractContextManager[Progress | None]]
 """Opens the display of a part of the walk, by its label."""
 
@@ -342,7 +344,7 @@ def keep_witness(folder: RunFolder | None, record: Mapping[str, str] | None) -> 
     another way."""
     if folder is None or record is None:
         return
-    first = folder.first_record("witness.json", dict(record))
+    first = folder.first_record(WITNESS, dict(record))
     if first != record:
         raise ConfigError(
             f"{folder.path} began with the witness {first.get('name')} ({first.get('hash')}), and here it would be "
@@ -453,16 +455,30 @@ def save_adaptation(
     if model.alternative is not None:
         model.alternative.save(folder.inside("adapted"), private=private)
     metrics = adaptation_metrics(model, data, open_set=open_set)
+    if private or data.paths is None:  # `usfan label` could show no image
+        metrics["verdict"] = {**metrics["verdict"], "next": ""}
     if not private:
         metrics["changed"] = write_changes(folder.path, model, data)
         metrics["label_first"] = save_questions(folder.path, model, data, few)
     save_image_table(folder.path, model, data, private=private)
     if private:
-        folder.withhold("source", "data", "labels", "cache", "root")
+        names = ["source", "data", "labels", "cache", "root"]
+        if Path(plan.config.witness.rpartition(":")[2]).exists():
+            names.append("witness")
+            withhold_witness(folder, metrics)
+        folder.withhold(*names)
     else:
         log_skipped(folder, data)
     folder.save_metrics(metrics)
     folder.drop_checkpoints()
+
+
+def withhold_witness(folder: RunFolder, metrics: dict[str, Any]) -> None:
+    """Take the place of the witness, and the name that it has from there, out of the figures and out of its record."""
+    metrics["settings"] = {**metrics["settings"], "witness": WITHHELD}
+    if metrics["witness"] is not None:
+        metrics["witness"] = {**metrics["witness"], "name": WITHHELD}
+        write_json(folder.path / WITNESS, metrics["witness"])
 
 
 def log_skipped(folder: RunFolder, data: ImageData | Store) -> None:

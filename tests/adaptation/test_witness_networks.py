@@ -114,6 +114,18 @@ def test_adapt_with_the_folder_of_a_witness(tmp_path):
     assert model.summary["witness"]["name"] == "dino"
 
 
+def test_a_private_run_does_not_say_where_its_witness_lies(tmp_path):
+    data = class_folder(tmp_path / "studio", images=4)
+    source = train_tiny(data, tmp_path / "source")
+    saved("DINOv2", tmp_path / "secret-witness")
+    place = ("--witness", tmp_path / "secret-witness")
+    run = adapt_tiny(source, data, tmp_path / "run", *place, "--private")
+    files = [file for file in run.rglob("*") if file.is_file()]
+    assert [file.name for file in files if b"secret-witness" in file.read_bytes()] == []
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert json.loads((run / "witness.json").read_text()) == metrics["witness"]
+
+
 def test_a_folder_of_timm_is_a_witness(tmp_path):
     torch.manual_seed(0)
     module = timm.create_model("test_resnet", num_classes=120)

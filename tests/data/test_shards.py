@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import usfan
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny
 from small_runs import usfan as command
 from tiny_models import tiny_model
+from usfan.adaptation.verdict import Verdict
 from usfan.data import shards
 from usfan.data.stream import stream
 from usfan.errors import DataError
@@ -135,6 +137,26 @@ def test_train_adapt_and_report_on_shards(tmp_path):
     with open(run / "changes.csv", newline="") as file:
         assert all(row["path"].startswith(f"{shard}:") for row in csv.DictReader(file))
     assert command("report", run) == 0
+    assert "usfan label" not in (run / "report.html").read_text()
+
+
+def test_a_run_on_shards_does_not_send_its_user_to_the_label_page(
+    tmp_path, monkeypatch, capsys, refused
+):
+    """The page has no pictures of it."""
+    verdict = Verdict("unknown", "Nobody can tell.", "label 9 images: usfan label RUN")
+    monkeypatch.setattr("usfan.adaptation.run.verdict_of", lambda *_, **__: verdict)
+    folder = class_folder(tmp_path / "data")
+    source = train_tiny(folder, tmp_path / "source")
+    adapt_tiny(source, folder, tmp_path / "files")
+    assert "Label 9 images: usfan label" in capsys.readouterr().err
+    files = {path.name: path.read_bytes() for path in folder.glob("*/*.png")}
+    shard = write_tar(tmp_path / "all.tar", files)
+    adapt_tiny(source, shard, tmp_path / "shards")
+    assert "usfan label" not in capsys.readouterr().err
+    metrics = json.loads((tmp_path / "shards" / "metrics.json").read_text())
+    assert metrics["verdict"] == {**asdict(verdict), "next": ""}
+    assert "shards" in refused("label", tmp_path / "shards", "--no-browser")
 
 
 def reason(path: Path) -> str:

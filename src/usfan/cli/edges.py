@@ -242,9 +242,9 @@ def say_adapted(
         if history["kept_epoch"]
         else f"{out}: adaptation was tried with {model.method}; the source model is kept"
     )
-    verdict = Verdict(**history["verdict"])
-    # a private run has no paths of images to ask about
-    say(f"verdict: {verdict.sentence if private else verdict.in_folder(shlex.quote(out))}")
+    metrics = read_json(Path(out, "metrics.json"))
+    verdict = Verdict(**metrics["verdict"])
+    say(f"verdict: {verdict.in_folder(shlex.quote(out))}")
     say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
     if not history.get("labelled"):  # else the verdict has measured figures
         estimate = describe_estimate(history["estimated_accuracy"])
@@ -257,7 +257,7 @@ def say_adapted(
     option = "" if module is None else f" --module {shlex.quote(module)}"
     say(f"next: usfan predict {folder} {shlex.quote(data)} --out predictions.csv{option}")
     say(f"      usfan report {folder}")
-    say_figures(read_json(Path(out, "metrics.json")), out)
+    say_figures(metrics, out)
 
 
 def describe_estimate(estimate: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ class ImageTable:
     classes: tuple[str, ...]
     paths: list[str] | None = None
     no_paths_because: str = (
-        "the run has no file names (its images were arrays, or it is private)"
+        "the run has no file names (its images were arrays or in shards, or it is private)"
     )
 
     def __len__(self) -> int:
