@@ -257,6 +257,46 @@ def guard_summary_table() -> str:
     return markdown([*header, "gains of 5 lost"], lines)
 
 
+HARM = 1.0
+"""Points below the source model that count as harm on poisoned targets."""
+
+
+def below_source(rows: list[dict], *, clean: bool) -> list[dict]:
+    """Runs whose kept model is worse than its source, on the poisoned images or on the same ones without poison."""
+    before, kept = ("clean_before", "clean_kept") if clean else ("before", "kept")
+    return [row for row in rows if row[before] - row[kept] > HARM]
+
+
+def poisoned_table() -> str:
+    """Means over tasks and attacks, and counts of runs."""
+    groups = collections.defaultdict(list)
+    for row in load("poisoned.json")["rows"]:
+        groups[row["family"], row["method"]].append(row)
+    lines = []
+    for (family, method), rows in groups.items():
+        figures = ("before", "after", "kept", "clean_before", "clean_kept")
+        means = [f"{statistics.fmean(row[name] for row in rows):.1f}" for name in figures]
+        better = sum(row["verdict"] == "better" for row in rows)
+        worse = [len(below_source(rows, clean=clean)) for clean in (False, True)]
+        lines.append([family, method, str(len(rows)), *means, *map(str, (*worse, better))])
+    header = ["target", "method", "runs", "source", "last", "kept", "source, clean"]
+    return markdown(
+        [*header, "kept, clean", "below", "below, clean", "said better"],
+        lines,
+    )
+
+
+def poisoned_claims() -> list[str]:
+    rows = load("poisoned.json")["rows"]
+    poisoned, clean = (below_source(rows, clean=clean) for clean in (False, True))
+    better = sum(row["verdict"] == "better" for row in clean)
+    return [
+        f"on the poisoned target in {len(poisoned)} of {len(rows)} runs",
+        f"on the same images without poison in {len(clean)}",
+        f"the verdict says `better` in {better} of these",
+    ]
+
+
 SITUATIONS = {
     "all": "all 31 classes",
     "partial": "10 of 31",
@@ -761,6 +801,7 @@ TABLES = {
     ),
     "inference": functools.partial(suite_table, "inference"),
     "guard-summary": guard_summary_table,
+    "poisoned": poisoned_table,
     "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
     "uncertainties-open": functools.partial(uncertainties_table, "open"),
     "several-office31": functools.partial(several_sources_table, "office31", "u-sfan++"),
@@ -935,6 +976,7 @@ def claims() -> dict[str, list[str]]:
             f"{always:.2f} away",
             f"{guard['all']['below_by_3']} of {guard['all']['runs']} runs",
             guard_gain(guard["rows"], lambda row: (row["source"], row["target"])),
+            *poisoned_claims(),
         ],
         "docs/paper.md": [
             *uncertainty_claims()["docs/paper.md"],

@@ -851,21 +851,17 @@ def main() -> int:
         what, start, stop, root, out = given.work
         work(what, int(start), int(stop), Path(root), Path(out))
         return 0
-    figures = {}
+    file = measuring.RESULTS / "reliability-hostile.json"
+    # Figures of kinds that are not run stay, and what a run that is stopped has measured.
+    figures = json.loads(file.read_text())["kinds"] if file.is_file() else {}
     for what in given.only:
         count = round(given.cases * SHARES[what])
         figures[what] = study(what, -(-count // 16) if what == "images" else count)
+        figures[what]["command"] = measuring.command()
         print(what, json.dumps(figures[what])[:1500], flush=True)
-    file = measuring.RESULTS / "reliability-hostile.json"
-    before = (
-        json.loads(file.read_text())["kinds"]
-        if file.is_file() and len(given.only) < len(KINDS)
-        else {}
-    )
-    figures = before | figures  # of kinds that were not run again, the figures stay
-    good = all(map(passed, figures.values()))
-    total = sum(own["cases"] for own in figures.values())
-    measuring.save("hostile", {"cases": total, "passed": good, "kinds": figures})
+        good = all(map(passed, figures.values()))
+        total = sum(own["cases"] for own in figures.values())
+        measuring.save("hostile", {"cases": total, "passed": good, "kinds": figures})
     return 0 if good else 1
 
 

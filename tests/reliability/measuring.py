@@ -43,14 +43,17 @@ def threads(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
+def command() -> str:
+    """The command that this program was started with."""
+    return " ".join(["python", os.path.relpath(sys.argv[0], TESTS.parent), *sys.argv[1:]])
+
+
 def save(name: str, figures: dict[str, Any]) -> None:
     """docs/results/reliability-NAME.json: the figures, and what they were taken on."""
     import torch
 
     where = {
-        "command": " ".join(
-            ["python", os.path.relpath(sys.argv[0], TESTS.parent), *sys.argv[1:]]
-        ),
+        "command": command(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
