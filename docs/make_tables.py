@@ -728,8 +728,32 @@ def intervals_table() -> str:
     return markdown(header, lines)
 
 
+def exchanged_table() -> str:
+    """Answers until a pair of class names is said to be exchanged, by family; notes where none is."""
+    rows = load("exchanged.json")["rows"]
+    lines = []
+    for family, members in by_case(rows, "family").items():
+        pairs = [row for row in members if row["pair"]]
+        plain = [row for row in members if not row["pair"]]
+        answers = sorted(row["answers"] for row in pairs if row["right"])
+        others = sum(bool(row["answers"]) and not row["right"] for row in pairs)
+        lines.append(
+            [
+                FAMILIES[family].split(" (")[0],
+                str(len(pairs)),
+                str(len(answers)),
+                f"{statistics.median(answers):g} ({answers[0]} to {answers[-1]})",
+                str(others),
+                f"{sum(bool(row['answers']) for row in plain)} of {len(plain)}",
+            ]
+        )
+    header = ["", "pairs", "named", "answers", "another first", "unexchanged: named"]
+    return markdown(header, lines)
+
+
 TABLES = {
     "replays": replays_table,
+    "exchanged": exchanged_table,
     "replays-intervals": intervals_table,
     "families": families_table,
     "families-short": functools.partial(

@@ -1,6 +1,6 @@
 """How many answers does it take until exchanged class names show?
 
-    python -m studies.exchanged CACHE OUT.json [--families pacs office31] [--seeds 2019] [--pairs 4]
+    python -m studies.exchanged CACHE OUT.json [--families pacs office31] [--seeds 2019] [--tasks 2] [--pairs 4]
 
 A source model that calls two classes by each other's name looks, without labels, like any other: only the user's
 answers differ. So each task is adapted to once; then a user who knows the two classes by the other names answers what
@@ -93,12 +93,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--families", nargs="+", default=["pacs", "lines", "leaf", "office31"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[2019])
+    parser.add_argument("--tasks", type=int, help="of each family, the first so many")
     parser.add_argument("--pairs", type=int, default=4)
     options = parser.parse_args()
     rows = []
     for family in options.families:
         for seed in options.seeds:
-            for source, target in ready(options.cache, family):
+            for source, target in ready(options.cache, family)[: options.tasks]:
                 rows += rows_of(options.cache, family, source, target, seed, options.pairs)
                 options.out.write_text(
                     json.dumps({"note": __doc__, "rows": rows}, indent=0), encoding="utf-8"
