@@ -712,6 +712,8 @@ def labels_table(family: str) -> str:
             complete = shared <= values.keys()
             mean = statistics.fmean(values[key] for key in shared) if complete else None
             cells.append("–" if mean is None else f"{mean:.1f}")
+        if set(cells) == {"–"}:
+            continue
         lines.append([f"{method}, {kind} images", *cells])
     return markdown([f"{len(shared)} runs", "0", "K", "2K", "5K", "10K"], lines)
 

@@ -261,7 +261,9 @@ def check_layers(values: Mapping[str, Any], tensors: int) -> None:
         counts = value if isinstance(value, list) else [value]
         is_count = any(part in str(name) for part in COUNTS)
         if is_count and any(isinstance(count, int) and count > tensors for count in counts):
-            raise ArtifactError(f"{printable(str(name), 80)}: more layers than the file has tensors")
+            raise ArtifactError(
+                f"{printable(str(name), 80)}: more layers than the file has tensors"
+            )
         if isinstance(value, dict):
             check_layers(value, tensors)
 
