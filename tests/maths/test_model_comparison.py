@@ -98,7 +98,20 @@ def test_skipped_images_and_images_of_no_class():
     assert comparison.adapted.value == pytest.approx(float((after == truth).double().mean()))
 
 
-def test_exchanged_names_need_answers_in_both_directions_and_none_against():
+def test_exchanged_names_are_still_named_if_a_few_images_are_what_was_predicted():
+    predictions = torch.tensor([0] * 40 + [1] * 40)
+    truth = torch.tensor([1] * 30 + [0] * 10 + [0] * 30 + [1] * 10)  # 3 in 4 are of the other class
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
+    answers = torch.full((80,), NO_ANSWER)
+    named = []
+    for row in order:
+        answers[row] = truth[row]
+        named.append(exchanged_names(predictions, answers, 2) == [(0, 1)])
+    assert all(named[30:])
+    assert exchanged_names(predictions, torch.where(truth == 0, 1, 0), 2) == []  # 1 in 4
+
+
+def test_exchanged_names_need_answers_in_both_directions_and_most_of_them():
     predictions = torch.tensor([0, 0, 1, 2, 3, 4, 0])
     answers = torch.full((7,), NO_ANSWER)
     answers[:3] = torch.tensor([1, 1, 0])

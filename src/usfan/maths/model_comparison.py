@@ -9,6 +9,7 @@ Shapes: N images; predictions and answers are classes, K for an image of no clas
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,8 @@ from usfan.maths.measurement import measured_accuracy
 
 SEED = 0
 EXCHANGE_ANSWERS = 3
-"""With 2, every third run of the families has such a pair among 100 answers by chance; with 3, about 1 in 20."""
+"""Answers that suffice if none speaks against them; more if some do. With 2, every third run of the families has such
+a pair among 100 answers by chance; with 3, about 1 in 20."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,24 @@ def compare_models(before: Tensor, after: Tensor, answers: Tensor) -> ModelCompa
 def exchanged_names(
     predictions: Tensor, answers: Tensor, classes: int
 ) -> list[tuple[int, int]]:
-    """Pairs of classes that a model seems to take for each other, from N predictions and N answers: at least
-    `EXCHANGE_ANSWERS` images predicted as one are of the other, in both directions, and none is what was predicted."""
+    """Pairs of classes that a model seems to take for each other, from N predictions and N answers: images predicted as
+    one are of the other, in both directions, and clearly more of them than are what was predicted."""
     rows = (answers >= 0) & (answers < classes) & (predictions < classes)
     counts = Counter(zip(predictions[rows].tolist(), answers[rows].tolist(), strict=True))
     pairs = []
     for (a, b), number in counts.items():
         both = number + counts[b, a]
         right = counts[a, a] + counts[b, b]
-        if a < b and counts[b, a] and both >= EXCHANGE_ANSWERS and not right:
+        is_clear = chance_of(both, both + right) <= 0.5**EXCHANGE_ANSWERS
+        if a < b and counts[b, a] and is_clear:
             pairs.append((a, b))
     return sorted(pairs)
+
+
+def chance_of(heads: int, tosses: int) -> float:
+    """Probability that a fair coin shows at least so many heads."""
+    ways = sum(math.comb(tosses, number) for number in range(heads, tosses + 1))
+    return ways / 2**tosses
 
 
 def next_compared(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:
