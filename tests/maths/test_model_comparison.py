@@ -100,7 +100,9 @@ def test_skipped_images_and_images_of_no_class():
 
 def test_exchanged_names_are_still_named_if_a_few_images_are_what_was_predicted():
     predictions = torch.tensor([0] * 40 + [1] * 40)
-    truth = torch.tensor([1] * 30 + [0] * 10 + [0] * 30 + [1] * 10)  # 3 in 4 are of the other class
+    truth = torch.tensor(
+        [1] * 30 + [0] * 10 + [0] * 30 + [1] * 10
+    )  # 3 in 4 are of the other class
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
     answers = torch.full((80,), NO_ANSWER)
     named = []
