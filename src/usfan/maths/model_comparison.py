@@ -98,7 +98,7 @@ def exchanged_names(
 def chance_of(heads: int, tosses: int) -> float:
     """Probability that a fair coin shows at least so many heads."""
     ways = sum(math.comb(tosses, number) for number in range(heads, tosses + 1))
-    return ways / 2**tosses
+    return float(ways / 2**tosses)
 
 
 def next_compared(before: Tensor, after: Tensor, answers: Tensor, count: int) -> Tensor:
