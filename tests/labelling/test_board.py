@@ -59,7 +59,9 @@ def test_names_come_first_if_they_are_in_doubt_then_judgements():
     board = Board(target)
     assert board.names_left == 5
     assert answer(board, truth, 9) == ["name"] * 5 + ["judge"] * 4
-    clear, truth = make_target(doubt=0.1)
+    some, truth = make_target(doubt=0.1)  # half as many names
+    assert answer(Board(some), truth, 3) == ["name", "name", "judge"]
+    clear, truth = make_target(doubt=0.0)
     assert answer(Board(clear), truth, 3) == ["judge"] * 3
     assert answer(Board(clear, names=2), truth, 3) == ["name", "name", "judge"]
 

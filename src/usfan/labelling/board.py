@@ -2,7 +2,7 @@
 
 There are two kinds of question. `name`: the label settles the name of a group of images; the model learns from it.
 `judge`: the image was drawn at random to compare the adapted model with the source model, and nothing learns from it.
-Names come first if they are in doubt, one for each class; then comparisons until it is decided which model is better.
+Names come first, the more the more they are in doubt, at most one for each class; then comparisons until it is decided which model is better.
 Answers to names move the names, so that later questions differ.
 """
 
@@ -53,13 +53,13 @@ class Board:
         names: int | None = None,
         naming: TargetNaming | None = None,
     ) -> None:
-        """`names`: how many names to ask for before comparisons; by default one for each class if names are in doubt.
-        `naming`: that of these answers, if it is known."""
+        """`names`: how many names to ask for before comparisons; by default the more the more they are in doubt, at most
+        one for each class. `naming`: that of these answers, if it is known."""
         self.target = target
         self.rows = {image: row for row, image in enumerate(target.images)}
         self.class_names = ClassNames(target.classes)
-        in_doubt = target.doubt >= IN_DOUBT
-        self.names = len(target.classes) * in_doubt if names is None else names
+        doubt = min(target.doubt / IN_DOUBT, 1.0)
+        self.names = round(len(target.classes) * doubt) if names is None else names
         self.answers: list[Answer] = []
         for answer in answers:
             self.add(answer)

@@ -76,7 +76,7 @@ HEAD_DIMENSIONS = 192
 """W."""
 FOLDS = 5
 IN_DOUBT = 0.2
-"""Share of the images in doubt from which names should be asked for."""
+"""Share of the images in doubt from which a name is asked for each class; with less doubt, for fewer."""
 
 
 @dataclass(frozen=True, eq=False)
