@@ -2,8 +2,8 @@
 
 There are two kinds of question. `name`: the label settles the name of a group of images; the model learns from it.
 `judge`: the image was drawn at random to compare the adapted model with the source model, and nothing learns from it.
-Names come first, the more the more they are in doubt, at most one for each class; then comparisons until it is decided which model is better.
-Answers to names move the names, so that later questions differ.
+Names come first: the more they are in doubt, the more, at most one for each class. Then come comparisons, until it is
+decided which model is better. Answers to names move the names, so that later questions differ.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Board:
         names: int | None = None,
         naming: TargetNaming | None = None,
     ) -> None:
-        """`names`: how many names to ask for before comparisons; by default the more the more they are in doubt, at most
-        one for each class. `naming`: that of these answers, if it is known."""
+        """`names`: how many names to ask for before comparisons; by default in proportion to their doubt, at most one
+        for each class. `naming`: that of these answers, if it is known."""
         self.target = target
         self.rows = {image: row for row, image in enumerate(target.images)}
         self.class_names = ClassNames(target.classes)
