@@ -825,7 +825,14 @@ TABLES = {
     "cpu-summary": functools.partial(
         suite_summary, "cpu", "lite0: pass, ", "lite0: steps, ", "digits-cnn: steps, "
     ),
-    "inference": functools.partial(suite_table, "inference"),
+    "inference": functools.partial(
+        suite_summary,
+        "inference",
+        "4000x3000",
+        "lite0: o",
+        "resnet50: o",
+        "vit_small_patch16_224: o",
+    ),
     "guard-summary": guard_summary_table,
     "poisoned": poisoned_table,
     "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
