@@ -41,7 +41,17 @@ def plain(module: str) -> str:
             if isinstance(lines, list):
                 kept = [line for line in lines if not is_text(line)]
                 setattr(node, field, kept)
-    return ast.dump(tree)
+    return repr(bare(tree))
+
+
+def bare(node: object) -> object:
+    """A syntax tree without its empty fields, which differ between versions of Python."""
+    if isinstance(node, list):
+        return [bare(part) for part in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = [(name, bare(value)) for name, value in ast.iter_fields(node)]
+    return [type(node).__name__, *(field for field in fields if field[1] not in (None, []))]
 
 
 def is_text(node: ast.AST) -> bool:

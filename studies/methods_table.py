@@ -8,10 +8,11 @@ U-SFAN++: names by the point estimate, no labels, no attraction, a witness that 
 probabilities, and another network as witness. OUT/rows.jsonl has one line per run, OUT/table.md the table. shot++ is
 left out: its first stage rotates the images themselves; so are tent and bn-adapt, which move the backbone.
 
-    python -m studies.methods_table OUT --packed FOLDER [--seeds 2019] [--seconds 540] [--jobs 4]
+    python -m studies.methods_table OUT --packed FOLDER [--paper] [--seeds 2019] [--seconds 540] [--jobs 4]
 
 runs every method with full tuning (the recipe's way, `--preset shot`: the whole network moves in both stages) on the
-images that `studies.pack` packed, on one GPU. Runs that OUT/rows.jsonl has are not run again.
+images that `studies.pack` packed, on one GPU; with --paper, the paper's methods by the presets. Source models are
+those of `--preset shot`. Runs that OUT/rows.jsonl has are not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from studies.class_sets import (
     store_of,
 )
 from studies.code import code_of
-from studies.families.runs import commit
+from studies.families.runs import commit, read_rows
 
 from usfan.adaptation.methods import METHODS
 from usfan.adaptation.witness import testimony
@@ -118,6 +119,20 @@ def one_source(job: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 SLOW = ("lsc", "cowa", "shot++")  # last, in case the time does not suffice
+FIELD = {
+    name: {"method": name, "preset": "shot"}
+    for name in (*(method for method in METHODS if method not in SLOW), *SLOW)
+}
+OURS = {"tune": "all", "guard": False, "setting": "closed"}
+PAPER: dict[str, dict[str, Any]] = {
+    "source-only": FIELD["source-only"],
+    "shot-im": FIELD["shot-im"],
+    "shot": FIELD["shot"],
+    "u-sfan (authors)": {"method": "u-sfan", "preset": "authors"},
+    "u-sfan (default)": {"method": "u-sfan", **OURS},
+    "u-sfan+ (default)": {"method": "u-sfan+", **OURS},
+    "u-sfan (paper)": {"method": "u-sfan", "preset": "paper"},
+}
 TUNED: dict[str, Any] = {}  # of one process: pixels by domain, the runtime
 
 
@@ -139,58 +154,52 @@ def tune_source(job: tuple[Any, ...]) -> None:
 
 
 def tune_target(job: tuple[Any, ...]) -> dict[str, Any] | None:
-    seed, source, target, method, folder, ends = job
+    seed, source, target, case, options, folder, ends = job
     if time.time() > ends:
         return None
     started = time.perf_counter()
-    group = {"witness": f"{BACKBONE}:{WEIGHTS}"} if METHODS[method].needs_witness else {}
-    settings = {
-        "preset": "shot",
-        "method": method,
-        "seed": seed,
-        "runtime": TUNED["runtime"],
-        **group,
-    }
+    method = options["method"]
+    witness = {"witness": f"{BACKBONE}:{WEIGHTS}"} if METHODS[method].needs_witness else {}
+    settings = {**options, "seed": seed, "runtime": TUNED["runtime"], **witness}
     adapted = adapt(SourceModel.load(folder), TUNED[target], **settings)
     assert adapted.passes is not None
     scores = score_outputs(adapted.passes.after, TUNED[target].labels, adapted)  # type: ignore[arg-type]
-    row = {
-        "method": method,
-        "task": f"{source}-{target}",
-        "seed": seed,
-        "accuracy": round(scores["accuracy"], 2),
-    }
+    row = {"method": case, "task": f"{source}-{target}", "seed": seed}
+    row |= {"accuracy": round(scores["accuracy"], 2), "settings": options}
+    row |= {"commit": commit(), "code": code_of(method)}
     return {**row, "seconds": round(time.perf_counter() - started, 2)}
 
 
 def full_tuning(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every method from fine-tuned source models, the whole network moving. Runs that share the GPU take turns on it,
+    """Every case from fine-tuned source models, the whole network moving. Runs that share the GPU take turns on it,
     so their seconds are upper bounds."""
     from studies.corpus import Data
 
     ends = time.time() + options.seconds
     saved = options.out / "rows.jsonl"
-    rows = (
-        [json.loads(line) for line in saved.read_text().splitlines()] if saved.is_file() else []
-    )
+    rows = read_rows(saved)
     done = {(row["seed"], row["task"], row["method"]) for row in rows}
     data = Data(Path(options.packed), options.out / "pixels", options.jobs)
     for domain in DOMAINS:
         data.store(f"office31/{domain}")
-    methods = [m for m in METHODS if m not in SLOW] + list(SLOW)
+    cases = PAPER if options.paper else FIELD
     jobs = [
-        (seed, source, target, method, options.out / f"{seed}-{source}", ends)
-        for method in methods
-        for seed, (source, target) in itertools.product(options.seeds, TASKS)
-        if (seed, f"{source}-{target}", method) not in done
+        (seed, *task, case, cases[case], options.out / f"{seed}-{task[0]}", ends)
+        for seed in options.seeds
+        for case, task in itertools.product(cases, TASKS)
+        if (seed, "-".join(task), case) not in done
     ]
-    sources = dict.fromkeys((seed, source, folder) for seed, source, _, _, folder, _ in jobs)
+    sources = dict.fromkeys(
+        (seed, source, folder, options.epochs)
+        for seed, source, _, _, _, folder, _ in jobs
+        if not folder.is_dir()
+    )
     start = multiprocessing.get_context("spawn").Pool
     with (
         start(options.jobs, begin_tuning, (options.packed, options.out)) as pool,
         saved.open("a") as f,
     ):
-        pool.map(tune_source, [(*source, options.epochs) for source in sources], chunksize=1)
+        pool.map(tune_source, sources, chunksize=1)
         print(f"source models after {options.seconds - ends + time.time():.0f} s", flush=True)
         for row in pool.imap_unordered(tune_target, jobs):
             if row is not None:
@@ -233,6 +242,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--features")
     parser.add_argument("--packed")
+    parser.add_argument("--paper", action="store_true", help="the paper's methods")
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--witness")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2019, 2020, 2021])

@@ -71,6 +71,8 @@ def test_the_hour_in_a_notebook(run, tmp_path):
     ((kind, content),) = run("target")
     assert kind == "execute_result"
     assert len(content["data"]["text/plain"]) < 300
-    assert content["data"]["text/html"].startswith("<table>")
+    page = content["data"]["text/html"]
+    assert page.startswith("<p>")
+    assert page.endswith("</table>")
     ((_, content),) = run("usfan.figures.entropy_densities(target)")
     assert "image/png" in content["data"]

@@ -162,6 +162,12 @@ def test_short_reprs(target):
     assert repr(target.passes) == "Passes(30 images before and after)"
     prediction = target.predict(np.zeros((5, 28, 28), np.uint8))
     assert repr(prediction).startswith("Prediction(5 images: 5 ")
+    assert "more</p>" not in prediction._repr_html_()
+    many = target.predict(np.zeros((25, 28, 28), np.uint8))
+    assert many._repr_html_().endswith("<p>and 5 more</p>")
+    page = usfan.questions(target, 3)._repr_html_()
+    assert page.count("<tr>") == 4
+    assert "<d>" not in page
 
 
 def test_a_run_folder_by_its_name(folder, photos, tmp_path):

@@ -131,7 +131,7 @@ def test_exit_codes_and_files(folder, photos, tmp_path, capsys):
     stored = json.loads(out.read_text())
     assert stored["accuracy"] is None
     possible = stored["possible"]
-    assert f"; {possible['low']:.0f} to {possible['high']:.0f} % may be right" in lines[1]
+    assert f"; between {possible['low']:.0f} and {possible['high']:.0f} % are right" in lines[1]
     figures = dict(line.rsplit(" ", 1) for line in prometheus.read_text().splitlines())
     names = {name.partition("{")[0]: value for name, value in figures.items()}
     assert names["usfan_accuracy_ratio"] == "NaN"

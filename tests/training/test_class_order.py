@@ -157,3 +157,13 @@ def test_many_classes_are_told_in_one_line():
     ) as raised:
         check_order(nn.functional.one_hot(predicted, 40).float(), labels, names)
     assert raised.value.classes == tuple(names[k] for k in order)
+
+
+def test_a_model_that_gets_its_own_images_wrong_is_doubted(caplog):
+    labels = torch.arange(300) % 3
+    guesses = nn.functional.one_hot(torch.zeros(300, dtype=torch.long), 3).float()
+    check_order(guesses, labels, ("a", "b", "c"))
+    assert "only 33 % of the labelled images are right" in caplog.text
+    caplog.clear()
+    check_order(nn.functional.one_hot(labels, 3).float(), labels, ("a", "b", "c"))
+    assert not caplog.records

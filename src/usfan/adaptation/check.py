@@ -122,7 +122,7 @@ class Check:
         if self.accuracy is None:
             accuracy = f"cannot be told without labels: {self.reason}"
             if self.possible is not None:
-                accuracy += f"; {ends_text(self.possible)} may be right"
+                accuracy += f"; {ends_text(self.possible)} are right"
         elif self.basis == LABELS:
             accuracy = f"{range_text(self.accuracy)}, measured on {self.labels:,} labels"
         else:
@@ -130,7 +130,7 @@ class Check:
         lines = {
             "images": count,
             "accuracy": accuracy,
-            "shift": f"{self.shift:.1f} (1: the images lie where the training images do)",
+            "shift": f"{self.shift:.1f} (up to 1: no farther away than the training images are from each other)",
             "classes": str(self.classes["reason"]),
             "fit least": ", ".join(self.doubtful[:3]),
         }

@@ -113,10 +113,10 @@ def why_not(structure: float, doubt: float, count: int) -> str:
     if sampling > max(names, doubt):
         return TOO_FEW
     if doubt > names:
-        return f"the names of groups that hold {doubt:.0%} of the images are in doubt"
+        return f"the names of groups that hold {100 * doubt:.0f} % of the images are in doubt"
     return (
-        f"the source model's predictions follow only {max(structure, 0):.0%} of the images' structure,"
-        " so its names may be accidents"
+        f"the source model's predictions follow only {100 * max(structure, 0):.0f} % of the images' structure,"
+        " so the names that it gives to groups may be wrong"
     )
 
 
@@ -158,8 +158,8 @@ def interval(value: float, below: float, above: float) -> Interval:
 
 
 def ends_text(share: Interval) -> str:
-    """`3 to 51 %`."""
-    return f"{100 * share.low:.0f} to {100 * share.high:.0f} %"
+    """`between 3 and 51 %`."""
+    return f"between {100 * share.low:.0f} and {100 * share.high:.0f} %"
 
 
 def ends(share: Interval) -> dict[str, float]:

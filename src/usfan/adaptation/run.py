@@ -600,6 +600,7 @@ class Adaptation:
             self.estimate(decision.candidate),
             self.evidence.comparison,
             classes=len(self.source.classes),
+            in_use="adapted" if decision.epoch else "source",
         )
         return {
             "method": config.method,

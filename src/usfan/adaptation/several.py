@@ -194,7 +194,11 @@ def history_of(
     if classes:
         settings["setting"] = classes["setting"]
     verdict = verdict_of(
-        guard.history[-1], estimate, evidence.comparison, classes=len(mixture.classes)
+        guard.history[-1],
+        estimate,
+        evidence.comparison,
+        classes=len(mixture.classes),
+        in_use=choice,
     )
     return {
         "method": config.method,

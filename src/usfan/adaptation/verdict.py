@@ -7,7 +7,7 @@ images do, as far as they can: a gain that is certain counts only if accuracy ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
@@ -53,9 +53,23 @@ def verdict_of(
     comparison: ModelComparison | None = None,
     *,
     classes: int,
+    in_use: str,
 ) -> Verdict:
     """From the guard's figures of the model that it judged, the estimated accuracies of both models, and what the
-    user's labels say: about random images, or those that it learned from, held out in turn."""
+    user's labels say: about random images, or those that it learned from, held out in turn. Until it is known which
+    model is better, the sentence says which one is `in_use`: source or adapted."""
+    verdict = judgement(score, estimate, comparison, classes)
+    if verdict.value != "unknown" or (comparison is None and score.changed == 0):
+        return verdict
+    return replace(verdict, sentence=f"{verdict.sentence} The {in_use} model is in use.")
+
+
+def judgement(
+    score: EpochScore,
+    estimate: AccuracyEstimate,
+    comparison: ModelComparison | None,
+    classes: int,
+) -> Verdict:
     if comparison is not None and comparison.answers:
         return measured_verdict(comparison)
     if score.collapse:
@@ -69,10 +83,9 @@ def verdict_of(
         sentence = f"Nobody can tell without labels which model is better: {estimate.reason}."
         if estimate.possible is not None:
             first, second = map(ends_text, estimate.possible)
-            sentence += f" {first} may be right before, {second} after."
+            sentence += f" {first[:1].upper()}{first[1:]} are right before, {second} after."
         return Verdict("unknown", sentence, ask(max(classes, USUAL_ANSWERS)))
-    right_before = f"about {100 * before.value:.0f} % right before"
-    figures = f"{right_before}, {range_text(after)} after, {ASSUMPTION}"
+    figures = f"{range_text(before)} right before, {range_text(after)} after, {ASSUMPTION}"
     if score.gain.low > 0:
         sentence = f"The adapted model is better: {figures}."
         return Verdict("better", sentence, f"to be sure, {ask(USUAL_ANSWERS)}")

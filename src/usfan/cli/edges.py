@@ -237,18 +237,16 @@ def say_adapted(
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
         say(f"mixed: {', '.join(weights)}")
     history = model.history
-    say(
-        f"{out}: the model, adapted by {model.method}"
+    kept = (
+        "the model, adapted by"
         if history["kept_epoch"]
-        else f"{out}: adaptation was tried with {model.method}; the source model is kept"
+        else "the source model, after a try with"
     )
+    say(f"{out}: {kept} {model.method}")
     metrics = read_json(Path(out, "metrics.json"))
     verdict = Verdict(**metrics["verdict"])
     say(f"verdict: {verdict.in_folder(shlex.quote(out))}")
     say(f"guard: {history['guard']['reason'].removeprefix('guard ')}")
-    if not history.get("labelled"):  # else the verdict has measured figures
-        estimate = describe_estimate(history["estimated_accuracy"])
-        say(f"estimated accuracy, without labels: {estimate}")
     classes = history.get("classes")
     if classes:
         say(f"classes of the target: {classes['setting']} set; {classes['reason']}")
@@ -260,25 +258,17 @@ def say_adapted(
     say_figures(metrics, out)
 
 
-def describe_estimate(estimate: dict[str, Any]) -> str:
-    """`62 % (49 to 75) before, 81 % (68 to 94) after`."""
-    moments = []
-    for moment in ("before", "after"):
-        share = estimate[moment]
-        text = "unknown"
-        if estimate["possible"] is not None:
-            text = "{low:.0f} to {high:.0f} %".format(**estimate["possible"][moment])
-        if share is not None:
-            text = f"{share['value']:.0f} % ({share['low']:.0f} to {share['high']:.0f})"
-        moments.append(f"{text} {moment}")
-    return f"{', '.join(moments)}; {estimate['reason'] or estimate['counts']}"
-
-
 def say_figures(metrics: dict[str, Any], out: str) -> None:
     """Figures before and after, if there are labels."""
+    from usfan.data.few_labels import JUDGE
+
     if "labels" in metrics:
         labels = metrics["labels"]
-        say(f"labels: {labels['count']} images of {labels['classes']} classes")
+        line = f"labels: {labels['count']} images of {labels['classes']} classes to learn from"
+        labelled = metrics["labelled"]
+        if labelled and labelled["from"] == JUDGE:
+            line += f", {labelled['number']} that compare the models"
+        say(line)
     if "after" not in metrics:
         return
     figures = {}

@@ -32,7 +32,9 @@ class StreamOutputs:
         for table, values in ((self.features, features), (self.logits, logits)):
             rows = self.runtime.gathered(values.detach().to(table.dtype))
             table[samples] = torch.where(is_first, rows, table[samples])
-        self.waiting[samples] = False
+        self.waiting.index_fill_(
+            0, samples, False
+        )  # assigning copies from the CPU, which no CUDA graph can
 
     def outputs(self) -> tuple[Tensor, Tensor]:
         return self.features.clone(), self.logits.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,8 +26,20 @@ COMPARISONS = 14
 """Rows of label_first.csv that compare the models: half of the clear differences are decided by so many."""
 
 
+class Questions(list[Question]):
+    """A list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = ["<tr><th>image</th><th>question</th><th>candidates</th></tr>"]
+        for question in self:
+            cells = (question.image, question.kind, ", ".join(question.candidates))
+            columns = "".join(f"<td>{html.escape(text)}</td>" for text in cells)
+            rows.append(f"<tr>{columns}</tr>")
+        return f"<table>{''.join(rows)}</table>"
+
+
 @shielded
-def questions(target: AdaptedModel | str | Path, count: int | None = None) -> list[Question]:
+def questions(target: AdaptedModel | str | Path, count: int | None = None) -> Questions:
     """The images to label next, the most urgent first, each with the kind of its question.
 
     Args:
@@ -35,7 +48,7 @@ def questions(target: AdaptedModel | str | Path, count: int | None = None) -> li
     """
     if count is not None and count < 1:
         raise ConfigError(f"the number of questions must be at least 1; got {count}")
-    return questions_of(open_board(target), count)
+    return Questions(questions_of(open_board(target), count))
 
 
 def questions_of(board: Board, count: int | None) -> list[Question]:

@@ -57,7 +57,8 @@ class Prediction:
         for i, name in enumerate(names):
             figures = f"<td>{float(best[i]):.2f}</td><td>{float(self.weight[i]):.2f}</td>"
             rows.append(f"<tr><th>{i}</th><td>{html.escape(name)}</td>{figures}</tr>")
-        return f"<p>{html.escape(repr(self))}</p><table>{''.join(rows)}</table>"
+        more = f"<p>and {len(self) - len(names)} more</p>" if len(self) > len(names) else ""
+        return f"<p>{html.escape(repr(self))}</p><table>{''.join(rows)}</table>{more}"
 
 
 @dataclass(frozen=True)

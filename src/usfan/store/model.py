@@ -315,8 +315,12 @@ class AdaptedModel(SourceModel):
         facts = {"method": self.method}
         verdict = self.history.get("verdict")
         if verdict:
-            facts["verdict"] = str(verdict["sentence"])
+            facts["verdict"] = str(verdict["value"])
         return facts | super().facts()
+
+    def _repr_html_(self) -> str:
+        verdict = self.history.get("verdict") or {"sentence": ""}
+        return f"<p>{html.escape(str(verdict['sentence']))}</p>{super()._repr_html_()}"
 
     def flag_unknown(self, outputs: Outputs) -> Tensor:
         if self.unknown_rule is None:

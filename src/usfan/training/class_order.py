@@ -10,6 +10,7 @@ C[k, j] counts the images of class k whose predicted output is j (K×K). The bes
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -20,12 +21,15 @@ from torch import Tensor
 from usfan.data.labels import some
 from usfan.errors import DataError
 
+log = logging.getLogger(__name__)
 FITS = 0.6
 """Share of the images of a cycle that must fit the other order…"""
 FAR = 2.0
 """…and how many times more than fit the order given."""
 EVIDENCE = math.log(1e4)
 """How much likelier than a network that guesses the other order must be (log), beyond the number of orders tried."""
+MOST = 50
+"""Percent of its own images that a trained model gets right."""
 NAMED = 12
 """So many names of an order are shown."""
 
@@ -68,16 +72,23 @@ def fits_far_better(same: int, other: int, total: int, K: int, length: int) -> b
 
 
 def check_order(logits: Tensor, labels: Tensor | None, classes: Sequence[str]) -> None:
-    """Raise `ClassOrderError` if the labels say that the names belong to other outputs. N×K logits, N labels."""
+    """Raise `ClassOrderError` if the labels say that the names belong to other outputs, and warn of a model that gets
+    most of its own images wrong. N×K logits, N labels."""
     if labels is None:
         return
     known = labels.cpu() < len(classes)
     predicted = logits.argmax(dim=1).cpu()[known]
     labels = labels.cpu()[known]
     order = better_order(predicted, labels, len(classes))
-    if order is None:
-        return
     same = 100 * float((predicted == labels).double().mean())
+    if order is None:
+        if same < MOST:
+            log.warning(
+                "only %.0f %% of the labelled images are right: does the input (size, mean and std) fit the model's "
+                "training, and the class names its outputs?",
+                same,
+            )
+        return
     other = 100 * float((torch.tensor(order)[predicted] == labels).double().mean())
     names = tuple(classes[k] for k in order)
     raise ClassOrderError(
@@ -92,5 +103,7 @@ def describe_order(names: tuple[str, ...], user_names: Sequence[str]) -> str:
     if list(names) == sorted(user_names):
         which = "capitals come first, as in torchvision's ImageFolder"
         return f"{which} ({some(names, NAMED)}): pass classes=sorted(names), or a file with the names in this order"
+    if len(names) <= NAMED:
+        return f"the order is {', '.join(names)}: pass classes= in this order"
     moved = [f"{j} is {name}" for j, name in enumerate(names) if name != user_names[j]]
     return f"output {some(moved, NAMED)}: pass classes= in the order of the model's outputs"
