@@ -185,7 +185,7 @@ def write_outputs(path: Path) -> None:
     for block in blocks(text):
         if block.language in ("python", "sh") and not block.needs:
             print(f"{path.name}: line {text[: block.start].count(chr(10))}", file=sys.stderr)
-            printed = page.run(block)
+            printed = page.run(block).replace(f"{Path.cwd()}/", "")
         elif block.title == "Output":
             pieces += [
                 text[place : block.start],

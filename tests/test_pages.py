@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import shutil
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
+import usfan
 from usfan.adaptation.methods import METHODS
 from usfan.cli.main import parse_settings
 from usfan.study import digits
@@ -69,6 +72,30 @@ def test_every_block_is_of_a_kind_that_is_checked():
             )
         text = page.read_text(encoding="utf-8")
         assert text.count("\n```") == 2 * len(found), f"{page.name}: a fence that is not closed"
+
+
+def test_every_public_name_has_an_example_that_runs():
+    """In the API reference or in the page on methods, whose blocks run below; the reference describes each."""
+    pages = [ROOT / "docs" / name for name in ("api.md", "first-method.md")]
+    code = "\n".join(
+        block.text
+        for page in pages
+        for block in CODE[page]
+        if block.language == "python" and not block.needs
+    )
+    used = set(re.findall(r"usfan\.((?:figures\.)?\w+)", code))
+    reference = pages[0].read_text(encoding="utf-8")
+    public = {name: getattr(usfan, name) for name in usfan.__all__ if name != "__version__"}
+    figures = public.pop("figures")
+    members = re.search(r"members: \[(.*)\]", reference)[1].split(", ")
+    public |= {f"figures.{name}": getattr(figures, name) for name in members}
+    for name, value in public.items():
+        if isinstance(value, type | FunctionType):
+            assert name in used, f"usfan.{name} has no example"
+            place = value.__module__
+            if place not in ("usfan.errors", figures.__name__):
+                place += f".{value.__name__}"
+            assert f"::: {place}\n" in reference, f"usfan.{name} is not in the reference"
 
 
 @pytest.mark.parametrize(

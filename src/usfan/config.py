@@ -69,11 +69,11 @@ class RuntimeConfig(Config):
     """Where and how to compute."""
 
     device: str = choice("auto", "cpu", "cuda")
-    """auto, cpu or cuda."""
+    """Where to compute; auto: on a GPU if torch finds one."""
     precision: str = choice("auto", "32", "bf16")
     """auto (bf16 on a GPU and in OpenVINO, else 32), 32 or bf16."""
     engine: str = choice("auto", "torch", "openvino")
-    """Engine of passes without a gradient: torch, openvino (of usfan[fast], on a CPU), or auto (openvino for long
+    """What computes passes that train nothing: torch, openvino (of usfan[fast], on a CPU), or auto (openvino for long
     passes, if it is installed and agrees with torch)."""
     compile: str = choice("auto", "graph", "on", "off")
     """How training steps run on a GPU: off (eagerly), graph (captured as CUDA graphs), on (compiled, then captured;
@@ -118,9 +118,9 @@ class TrainConfig(OptimiserConfig):
     seed: int = number(0, 0, MOST_SEED)
     """Seed of the split, the initial weights, the order of the images and their augmentation."""
     label_smoothing: float = number(0.1, 0, 1)
-    """α of Eq. 1."""
+    """Label smoothing: α of Eq. 1."""
     validation_share: float = number(0.1, 0, 0.9)
-    """Share of the images held out to stop early and to choose the best epoch; 0 trains all epochs, keeps the last."""
+    """Share of the images held out to stop early and to choose the best epoch; 0 keeps the last of all epochs."""
     patience: int = number(10)
     """Stop if the accuracy on the held-out images has not risen for this many epochs, and keep the best epoch (the
     latest of equally good ones). 0 trains all epochs."""
@@ -140,7 +140,7 @@ class TrainConfig(OptimiserConfig):
     damping: str = choice(*DAMPING)
     """How the prior enters the Kronecker factors: exact, or factored as in the published code."""
     curvature: str = choice(*CURVATURE)
-    """Of the loss summed over the images, or of its mean as in the published code."""
+    """Curvature of the loss summed over the images, or of its mean as in the published code."""
     uncertainty: str = choice(*UNCERTAINTIES)
     """Where the model's certainty comes from: posterior, point (the point estimate), mc-dropout (trains with dropout,
     by default at rate 0.5) or ensemble (heads on bootstraps, trained after the network). The posterior is always fitted
@@ -166,7 +166,7 @@ class AdaptConfig(OptimiserConfig):
     norm (these and BatchNorm), all, or auto: new, unless the source model fits the target badly and there are enough
     images to train all."""
     witness: str = "auto"
-    """Frozen pretrained network for the method and the guard: auto (the network that the source model started from),
+    """Frozen pretrained network that says which images look alike: auto (the one that the source model started from),
     none, NAME or NAME:WEIGHTS (a timm model; offline, timm or a file), or the folder or Hub id of a vision model of
     transformers or timm."""
     uncertainty: str = choice("auto", *UNCERTAINTIES)
@@ -180,7 +180,7 @@ class AdaptConfig(OptimiserConfig):
     """Keep the adapted model only if the images show a gain; off keeps the model after the last epoch."""
     preset: str = choice(*PRESETS)
     """default, paper (the paper's literal settings), authors (those of the method's published program) or shot (SHOT's
-    recipe). --method chooses another method."""
+    recipe). A preset brings its method, unless --method names another."""
     augment: str | None = choice(None, *VIEWS)
     """Augmentation while adapting: crop-flip, resized-crop-flip, resized-crop, shift-turn or none; by default the
     source's."""

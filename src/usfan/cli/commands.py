@@ -158,12 +158,12 @@ def adapt(
     private: bool = False,
     computing: flags.LittleComputing = HERE,
 ) -> None:
-    """Adapt a source model to unlabelled images.
+    """Adapt a source model to unlabelled images, and say whether it is better there.
 
     Args:
         source: Model folder or Hub id; one or more.
-        data: A folder class/*.jpg, a flat folder of images, one image, or a list file. Labels in it are used for the
-            figures at the end, never for adapting.
+        data: Images: a folder class/*.jpg, a flat folder, shards (.tar), one image, or a list file. Labels in it are
+            used for the figures at the end, never for adapting.
         dry_run: Print the plan and stop: nothing is trained or written.
         labels: Labels of a few of these images to learn from: a table path,label, such as the labels.csv of
             `usfan label`.
@@ -266,7 +266,7 @@ def label(
 
     Args:
         run (RUN): Run folder of usfan adapt.
-        ask (N): Questions to ask; by default until it is decided which model is better.
+        ask (N): How many questions to ask; by default until it is decided which model is better.
         port: Port of the page on this machine; 0 takes one that is free.
         no_browser: Print the address of the page, and open no browser.
         tasks (FILE.json): Write the questions as tasks of Label Studio instead.

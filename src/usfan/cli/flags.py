@@ -170,13 +170,13 @@ class SharedArguments:
     """Texts of arguments that several commands have; the docstring of a command can say something else."""
 
     data: str
-    """A folder class/*.jpg, a flat folder of images, one image, or a list file."""
+    """Images: a folder class/*.jpg, a flat folder, shards (.tar), one image, or a list file."""
     model: str
     """Model folder or Hub id."""
     out: str
     """Run folder: settings, figures, log and the model (required)."""
     log: str
-    """Record the run in mlflow (usfan[mlflow]) or wandb too: where their own settings say."""
+    """Also record the run in mlflow (usfan[mlflow]) or wandb, in the place that their own settings name."""
     resume: bool
     """Continue the interrupted run in --out with its settings."""
     uncertainty: str
@@ -186,7 +186,7 @@ class SharedArguments:
     strict: bool
     """Stop if an image is unreadable, instead of skipping it."""
     module: str
-    """For a network that is not from timm: function that returns it. The module is imported."""
+    """Function that returns the network, if timm does not make it. The module is imported."""
     private: bool
     """Leave out paths and file names; train and posterior also leave out settings, log and training figures."""
 

@@ -122,7 +122,7 @@ def overview(commands: Iterable[Command]) -> str:
     """The help of the program."""
     page = Parser(
         "Usage: usfan COMMAND [ARGUMENTS]\n\n"
-        "Adapt a trained image classifier to unlabelled images from a new domain.",
+        "Your image classifier meets new images: check it there, adapt it, label a few of them, and decide.",
         "Every command takes --budget N, a factor on the limits of memory and time that a model or a file may use.\n"
         "usfan COMMAND --help lists the arguments of a command; usfan --version prints the version.",
     )

@@ -3,8 +3,8 @@
 Two models that were trained apart, and are as certain as they are right on average, agree on as large a share of the
 images as each is right on, in expectation (Jiang et al., "Assessing generalization of SGD via disagreement", ICLR
 2022). This does not hold for adapted models: those that are wrong in the same way agree too. But of two settings of a
-method, the one whose runs agree more can be expected to be the better one (docs/studies/earlier-searches.md says how
-far).
+method, the one whose runs agree more can be expected to be the better one: on earlier code, the rank correlation with
+accuracy was 0.76 and 0.92 on digits, and 0.85 on Office-31.
 
 Agreement is measured on the images that were adapted to. In open set "unknown" is a prediction like the others.
 """
