@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -17,6 +18,7 @@ import usfan
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny
 from small_runs import usfan as command
 from usfan.errors import ConfigError
+from usfan.store.run_folder import RunFolder
 from usfan.store.trackers import flat_numbers
 
 
@@ -92,6 +94,42 @@ def test_training_in_mlflow_and_a_run_that_fails(store, studio, tmp_path, monkey
     assert math.isfinite(names["good"].data.metrics["train/loss"])
     assert store.list_artifacts(names["good"].info.run_id, "model")
     assert "bad" not in names or names["bad"].info.status == "FAILED"
+
+
+def test_a_resumed_run_continues_its_run_in_mlflow(store, studio, tmp_path, monkeypatch):
+    options = {"backbone": "digits-cnn", "epochs": 3, "batch_size": 8, "log": "mlflow"}
+    save = RunFolder.save_checkpoint
+
+    def interrupt(self: RunFolder, *state: object) -> None:
+        save(self, *state)
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run's folder"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            usfan.train_source(studio, run=folder, **options)
+    (record,) = runs_of(store)
+    assert record.info.status == "FAILED"
+    usfan.train_source(studio, run=folder, resume=True, **options)
+    (again,) = runs_of(store)
+    assert (again.info.run_id, again.info.status) == (record.info.run_id, "FINISHED")
+    steps = {point.step for point in store.get_metric_history(again.info.run_id, "train/loss")}
+    assert steps == {1, 2, 3}
+    shutil.rmtree(folder)  # a new run in the same place is another run
+    usfan.train_source(studio, run=folder, **options)
+    assert len(runs_of(store)) == 2
+
+
+@pytest.mark.parametrize("address", ["file:///{}/mlruns", "sqlite:///{}/mlflow.db"])
+def test_an_address_that_mlflow_refuses(address, studio, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address.format(tmp_path))
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    train_tiny(studio, tmp_path / "run", "--log", "mlflow")
+    said = capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI must be the address of a server (http://…), or" in said
+    assert "MLFLOW_ALLOW_FILE_STORE=true" in said
+    assert "writes to no database" in said
 
 
 class FakeRun:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import pkgutil
 import secrets
@@ -31,6 +32,14 @@ PROJECT = "usfan"
 """The experiment or project of runs that name none."""
 LONGEST = 500
 """Characters of a setting that are recorded."""
+
+
+MARK = "usfan_run"
+"""The tag of a run in MLflow by which a resumed run is continued: a hash of its folder and of the time it began."""
+NO_STORE = (
+    "MLFLOW_TRACKING_URI must be the address of a server (http://…), or with MLFLOW_ALLOW_FILE_STORE=true that of a "
+    "folder (file:///…): MLflow's small client writes to no database"
+)
 
 
 class Tracker(Protocol):
@@ -81,14 +90,29 @@ class MLflowRun:
             warnings.simplefilter("ignore")
             self.mlflow = import_module("mlflow")
             import_module("mlflow.pyfunc")
-        self.client = self.mlflow.MlflowClient()
+        try:
+            self.client = self.mlflow.MlflowClient()
+        except self.mlflow.exceptions.MlflowException as error:
+            raise ConfigError(NO_STORE) from error
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
         number = self.client.create_experiment(name) if experiment is None else None
         number = number or experiment.experiment_id
-        self.id = self.client.create_run(number, run_name=folder.resolve().name).info.run_id
+        self.id = self.run_of(folder.resolve(), number)
         for setting, value in settings.items():
             self.client.log_param(self.id, setting, str(value)[:LONGEST])
+
+    def run_of(self, folder: Path, experiment: str) -> str:
+        """The run of this folder: a new one, or the one that an interruption ended."""
+        moment = (folder / "config.yaml").stat().st_mtime_ns  # written when the run began
+        mark = hashlib.sha256(f"{folder} {moment}".encode()).hexdigest()
+        before = self.client.search_runs([experiment], f"tags.{MARK} = '{mark}'")
+        if before:
+            number: str = before[0].info.run_id
+            self.client.update_run(number, status="RUNNING")
+            return number
+        run = self.client.create_run(experiment, tags={MARK: mark}, run_name=folder.name)
+        return str(run.info.run_id)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         Metric = self.mlflow.entities.Metric
