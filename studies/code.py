@@ -41,7 +41,21 @@ def plain(module: str) -> str:
             if isinstance(lines, list):
                 kept = [line for line in lines if not is_text(line)]
                 setattr(node, field, kept)
-    return ast.dump(tree)
+    return written(tree)
+
+
+def written(value: object) -> str:
+    """A syntax tree as text, the same in every version of Python (`ast.dump` is not): as 3.11 writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = []
+    for name, part in ast.iter_fields(value):
+        is_absent = part is None and getattr(type(value), name, ...) is None
+        if name != "type_params" and not is_absent:  # parameters of types came with 3.12
+            fields.append(f"{name}={written(part)}")
+    return f"{type(value).__name__}({', '.join(fields)})"
 
 
 def is_text(node: ast.AST) -> bool:
