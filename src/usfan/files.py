@@ -251,6 +251,17 @@ class Folder:
 
 
 @contextlib.contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Errors of the system that name no file, as those of an open file, are of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+@contextlib.contextmanager
 def written_together(path: Path) -> Iterator[Path]:
     """Write files, and folders of files, to the yielded folder. All of them become those of `path` in one step, or
     none does; other files there stay. A reader opens the folder by `see_newer`."""

@@ -9,17 +9,19 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import usfan
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny
 from small_runs import usfan as command
 from usfan.errors import ConfigError
 from usfan.store.run_folder import RunFolder
-from usfan.store.trackers import flat_numbers
+from usfan.store.trackers import TensorBoardCurves, flat_numbers
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +234,29 @@ def test_only_the_user_names_a_tracker(source, studio, tmp_path, refused, monkey
     with pytest.raises(ConfigError, match=r'log="wandb" records a run folder: give one, run='):
         usfan.adapt(source, studio, log="wandb")
     assert command("adapt", "--help") == 0
+
+
+def test_curves_do_not_follow_a_link_that_is_laid_while_they_are_written(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    curves = TensorBoardCurves(run, {})
+    curves.scalars({"loss": 0.5}, 1)
+    (events,) = run.iterdir()
+    written = events.rename(tmp_path / "events.tfevents")
+    events.symlink_to(victim)
+    curves.scalars({"loss": 0.25}, 2)
+    curves.histogram("weights", np.array([0.1, 0.9]), 2)
+    curves.close(failed=False)
+    assert victim.read_text() == "mine"
+    accumulator = EventAccumulator(str(written))
+    accumulator.Reload()
+    assert [(point.step, point.value) for point in accumulator.Scalars("loss")] == [
+        (1, 0.5),
+        (2, 0.25),
+    ]
+    assert accumulator.Histograms("weights")[0].histogram_value.num == 2
 
 
 def test_numbers_of_nested_metrics():

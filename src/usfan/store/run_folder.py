@@ -310,7 +310,7 @@ class RunFolder:
     def withhold(self, *names: str) -> None:
         """For a private run that is done: these settings leave config.yaml, or with no name all of them and the log.
 
-        Curves go too: the names of TensorBoard's files hold those of the machine and the process.
+        Curves go too: they hold the time of every epoch.
         """
         hidden = dict.fromkeys(names or self.config, WITHHELD)
         hidden["command"] = self.command
