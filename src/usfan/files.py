@@ -220,11 +220,11 @@ class Folder:
         It is written in a folder that only its owner may open: who else may write here cannot lay a link in its place.
         """
         part = f".{name}.{secrets.token_hex(4)}.part"
-        places = [self.path / part]
+        path = self.path / part / name
         try:
             os.mkdir(part, 0o700, dir_fd=self.fd)
             with self.inner(part) as private:
-                places.append(private.place)
+                path = private.place / name
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 descriptor = os.open(name, flags, 0o666, dir_fd=private.fd)
                 with os.fdopen(descriptor, "wb"):
@@ -232,7 +232,7 @@ class Folder:
                         raise ArtifactError(f"{self.path / part}: a folder of another user")
                     rights = self.rights(name) or os.fstat(descriptor).st_mode & 0o777
                     os.fchmod(descriptor, rights | 0o600)
-                yield private.place / name
+                yield path
                 with private.open(name) as file:
                     os.fchmod(file.fileno(), rights)
                     os.fsync(file.fileno())
@@ -240,8 +240,8 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.fsync(self.fd)
         except OSError as error:
-            ours = (*places, *(place / name for place in places))
-            if error.filename not in (None, name, part, *map(str, ours)):
+            place = str(error.filename or part)
+            if place not in (name, str(path)) and part not in place:
                 raise
             target = str(self.path / name)
             raise OSError(error.errno, error.strerror or str(error), target) from error
