@@ -1,6 +1,7 @@
 """The command line as a user meets it: start-up, help, exit codes, one clear line per mistake, nothing half written."""
 
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -123,6 +124,15 @@ def test_adapt_has_few_flags_and_the_common_ones_come_first(capsys):
     command = describe(COMMANDS["adapt"])
     for name in command.hidden.keys() - command.flags.keys():
         assert f"--{name.replace('_', '-')} " not in text
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_needs_no_indentation_of_docstrings(name, monkeypatch):
+    """Python 3.13 removes it when it compiles."""
+    command = COMMANDS[name]
+    texts = [flag.text for flag in describe(command).flags.values()]
+    monkeypatch.setattr(command, "__doc__", inspect.cleandoc(command.__doc__))
+    assert [flag.text for flag in describe.__wrapped__(command).flags.values()] == texts
 
 
 def test_methods_are_six(capsys):

@@ -35,8 +35,8 @@ PART = ".files.part"
 """Folder of files that are being written together."""
 READY = ".files.new"
 """The same folder once it is whole: its files count instead of those beside it, and are moved there."""
-PARTS = re.compile(r"\..+\.[0-9a-f]{8}\.part|\.tmp\w{6}")
-"""Names of files that killed writers leave behind: ours, and those of safetensors, which only lie beside ours."""
+PARTS = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+"""Names of what killed writers leave behind: folders, and files of version 0.3.0."""
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A link is not followed, and a pipe is not waited for."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -215,29 +215,50 @@ class Folder:
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
         """Write to the yielded path; it becomes the name in one step, on disk, or not at all. A link there goes. The
-        file keeps the rights of the one before; a new one gets those of the umask."""
+        file keeps the rights of the one before; a new one gets those of the umask.
+
+        It is written in a folder that only its owner may open: who else may write here cannot lay a link in its place.
+        """
         part = f".{name}.{secrets.token_hex(4)}.part"
-        path = self.place / part
+        path = self.path / part / name
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptor = os.open(part, flags, 0o666, dir_fd=self.fd)
-            with os.fdopen(descriptor, "wb"):
-                rights = self.rights(name) or os.fstat(descriptor).st_mode & 0o777
-                os.fchmod(descriptor, rights | 0o600)
-            yield path
-            with self.open(part) as file:
-                os.fchmod(file.fileno(), rights)
-                os.fsync(file.fileno())
-            os.replace(part, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            os.mkdir(part, 0o700, dir_fd=self.fd)
+            with self.inner(part) as private:
+                path = private.place / name
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                descriptor = os.open(name, flags, 0o666, dir_fd=private.fd)
+                with os.fdopen(descriptor, "wb"):
+                    if os.fstat(descriptor).st_uid != os.fstat(private.fd).st_uid:
+                        raise ArtifactError(f"{self.path / part}: a folder of another user")
+                    rights = self.rights(name) or os.fstat(descriptor).st_mode & 0o777
+                    os.fchmod(descriptor, rights | 0o600)
+                yield path
+                with private.open(name) as file:
+                    os.fchmod(file.fileno(), rights)
+                    os.fsync(file.fileno())
+                os.replace(name, name, src_dir_fd=private.fd, dst_dir_fd=self.fd)
             with contextlib.suppress(OSError):
                 os.fsync(self.fd)
         except OSError as error:
-            if error.filename not in (None, str(path), part, str(self.path / part)):
+            place = str(error.filename or part)
+            if place not in (name, str(path)) and part not in place:
                 raise
             target = str(self.path / name)
             raise OSError(error.errno, error.strerror or str(error), target) from error
         finally:
-            self.remove(part)
+            with contextlib.suppress(OSError):
+                remove_tree(self, part)
+
+
+@contextlib.contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Errors of the system that name no file, as those of an open file, are of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), path) from error
 
 
 @contextlib.contextmanager
@@ -318,13 +339,12 @@ def remove_tree(folder: Folder, name: str, depth: int = 1) -> None:
     os.rmdir(name, dir_fd=folder.fd)
 
 
-def remove_parts_of(folder: int) -> None:
-    """Remove what killed writers left in a folder, by its descriptor. Only for the holder of the folder's lock."""
-    parts = [name for name in os.listdir(folder) if PARTS.fullmatch(name)]
-    if any(name.endswith(".part") for name in parts):
-        for name in parts:
+def remove_parts_of(folder: Folder) -> None:
+    """Remove what killed writers left in a folder. Only for the holder of the folder's lock."""
+    for name in folder.names():
+        if PARTS.fullmatch(name):
             with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=folder)
+                remove_tree(folder, name)
 
 
 def must_be_writable(folder: Path, flag: str | None = None) -> None:
@@ -343,9 +363,11 @@ def must_be_writable(folder: Path, flag: str | None = None) -> None:
 def whole_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
     """Write to the yielded path; it becomes `path` in one step, on disk, or not at all.
 
-    A link at the path is replaced. With `follow`, for a file that the user named, what the link names is written.
+    A link at the path is replaced. With `follow`, for a file that the user named, what the link names is written, if
+    the link is the user's or root's: in a shared folder anybody may have laid it.
     """
-    path = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
+    if follow and path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+        path = Path(os.path.realpath(path))
     with Folder(path.parent, create=True) as folder, folder.replacing(path.name) as part:
         yield part
 

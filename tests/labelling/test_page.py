@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -359,6 +360,12 @@ def test_mistakes_on_the_command_line(run, tmp_path, refused):
     assert "no class clas 0001: did you mean class 0001?" in refused("label", run)
     table.write_text("path,label\nelsewhere.png,class 0001\n")
     assert "elsewhere.png is not an image of this run" in refused("label", run)
+
+
+def test_a_copied_run_is_refused_with_advice_that_the_command_takes(run, tmp_path, refused):
+    line = refused("label", shutil.copytree(run, tmp_path / "copy"))
+    assert "this run was not made here: label the folder that usfan adapt wrote" in line
+    assert "--" not in line
 
 
 def read_image(run: Path, row: int) -> str:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tiny_models import tiny_model
 from usfan.data.decoding import decode
 from usfan.data.sources import open_inputs
 from usfan.errors import ConfigError, DataError
+from usfan.metrics.partial_table import partial_table
 from usfan.metrics.predictions import (
     COLUMNS,
     as_json,
@@ -287,3 +289,21 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(tmp_path):
     assert decode.decode_file(str(tmp_path / "a.jpg"), 3, 200).size == (600, 800)
     small, exact = (np.asarray(decode.squared(image, 64), float) for image in (jpeg, whole))
     assert abs(small - exact).mean() < 1
+
+
+def test_a_full_disk_names_the_table(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    out = tmp_path / "table.csv"
+
+    def write_rows() -> None:
+        with partial_table(out, "job", lambda *_: True, resume=False) as part:
+            for number in range(1_000):
+                part.append({"path": f"{number:0100}"})
+
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_rows()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == f"{out}.part"

@@ -35,6 +35,7 @@ from typing import Any
 import measuring
 from artifact_mutations import ODD, mutated
 from hostile_later import LATER_KINDS, LATER_SHARES
+from hostile_more import MORE_KINDS, MORE_SHARES
 from strange import (
     NASTY,
     RUN_FILES,
@@ -73,6 +74,7 @@ SHARES = {
     "programs": 0.15,
     "labels": 0.10,
     **LATER_SHARES,
+    **MORE_SHARES,
 }
 """Of the cases, which are more than these in all: the kinds from programs on came later.
 Reports and resumed runs take 0.3 s each, the others a few milliseconds."""
@@ -723,6 +725,7 @@ KINDS: dict[str, Callable[[Place], Case]] = {
     "programs": program_cases,
     "labels": label_cases,
     **LATER_KINDS,
+    **MORE_KINDS,
 }
 
 

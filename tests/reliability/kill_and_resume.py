@@ -128,7 +128,7 @@ def half_written(folder: Path) -> list[str]:
 
     bad = []
     for path in folder.rglob("*"):
-        if path.name.endswith(".part") or not path.is_file():
+        if ".part" in (path.suffix, path.parent.suffix) or not path.is_file():
             continue
         try:
             if path.suffix == ".json":

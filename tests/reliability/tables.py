@@ -182,6 +182,10 @@ HOSTILE_LATER = {
     "mixtures": "mixtures",
     "clocks": "clocks that jump",
     "studies": "studies",
+    "shards": "shards (`.tar`)",
+    "graphs": "ONNX files, and names in metadata",
+    "races": "links laid while files are written",
+    "tracked": "stores of MLflow",
 }
 
 

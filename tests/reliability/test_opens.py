@@ -109,7 +109,6 @@ ALLOWED = {
     "store/run_folder.py os.rmdir": "relative to the folder's descriptor",
     "store/run_folder.py rmdir": "what this run made itself",
     "store/run_folder.py unlink": "what this run made itself",
-    "store/trackers.py SummaryWriter": "its name ends in 16 random digits: no link can lie there",
     "cli/ending.py os.open": "/dev/null",
     "cli/ending.py os.fdopen": "standard error",
 }

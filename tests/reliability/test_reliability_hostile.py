@@ -19,6 +19,8 @@ COUNTS = {
     "pages": 12,
     "requests": 16,
     "networks": 12,
+    "races": 20,
+    "tracked": 3,
 }
 
 

@@ -279,9 +279,10 @@ def test_only_our_parts_are_removed(tmp_path):
     (study / "models").mkdir(parents=True)
     (study / "notes").mkdir()
     (study / "config.yaml").write_text("command: study\n")
-    ours = [study / "models" / name for name in (".x.json.0123abcd.part", ".tmpabc123")]
+    ours = [study / "models" / f".{name}.0123abcd.part" for name in ("x.json", "y.json")]
     others = [study / "notes" / ".tmpabc123", study / ".old.part"]
-    for file in ours + others:
+    ours[0].mkdir()
+    for file in (ours[0] / "x.json", ours[1], *others):
         file.touch()
     with folder_lock(study, "study"):
         pass
@@ -295,6 +296,38 @@ def test_resuming_leaves_a_folder_alone_that_holds_no_run(foreign, refuses, tmp_
     flags = ("--backbone", "digits-cnn", "--resume", "--out", foreign)
     assert "is not a run folder" in refuses("train", data, *flags, *TINY)
     assert files_in(foreign) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_table_is_not_written_through_the_link_of_another_user(tmp_path):
+    from usfan.files import whole_file
+
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for owner, text in ((65_534, "mine"), (0, "table")):
+        link = tmp_path / f"table-{owner}.csv"
+        link.symlink_to(mine)
+        os.lchown(link, owner, owner)
+        with whole_file(link, follow=True) as part:
+            part.write_text("table")
+        assert link.read_text() == "table"
+        assert mine.read_text() == text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_folder_of_another_user_in_the_place_of_ours_is_refused(tmp_path, monkeypatch):
+    """Somebody who may write here exchanges the new folder before it is opened."""
+    from usfan import files
+
+    whole = files.Folder.inner
+
+    def exchanged(self: files.Folder, name: str, **options: bool) -> files.Folder:
+        os.chown(tmp_path / name, 65_534, 65_534)
+        return whole(self, name, **options)
+
+    monkeypatch.setattr(files.Folder, "inner", exchanged)
+    with pytest.raises(ArtifactError, match="a folder of another user"):
+        files.write_text(tmp_path / "a.txt", "text")
 
 
 # 5: no network because of a model folder

@@ -82,7 +82,8 @@ def test_what_killed_writers_left_is_cleared_away(tmp_path):
         folder / "checkpoint" / ".epoch-00001.safetensors.0123abcd.part",
     ]
     for part in parts:
-        part.write_bytes(b"half")
+        part.mkdir()
+        (part / "half").write_bytes(b"half")
     (folder / "log.jsonl").write_text('{"event": "epoch", "epoch": 1}\n{"event": "epo')
     (folder / "config.yaml").write_text("command: train\n")
     with RunFolder(folder, {}, command="train", resume=True) as run:

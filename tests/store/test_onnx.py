@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +36,8 @@ def model(pixels):
 
 
 @pytest.fixture(scope="module")
-def session(model, tmp_path_factory):
+def graph(model, tmp_path_factory):
+    """The exported file."""
     from usfan.store.onnx import export_onnx
 
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
@@ -42,7 +45,12 @@ def session(model, tmp_path_factory):
     assert [p.name for p in path.parent.iterdir()] == [
         "model.onnx"
     ]  # one file, nothing beside it
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return path
+
+
+@pytest.fixture(scope="module")
+def session(graph):
+    return onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
@@ -55,6 +63,16 @@ def test_onnxruntime_agrees_at_any_batch_size(model, session, pixels, count):
     np.testing.assert_allclose(found["certainty"], prediction.weight, rtol=0, atol=1e-4)
     assert found["label"].tolist() == prediction.label.tolist()
     assert found["certainty"].shape == (count,)
+
+
+def test_the_file_says_nothing_of_the_exporters_machine(graph):
+    content = graph.read_bytes()
+    installation = Path(usfan.__file__).resolve().parent
+    packages = Path(torch.__file__).resolve().parent.parent
+    for place in (installation, packages, graph.parent, Path.home(), Path.cwd()):
+        assert str(place).encode() not in content
+    assert b".py" not in content
+    assert platform.node().encode() not in content or len(platform.node()) < 4
 
 
 def test_without_a_bias_and_other_settings(tmp_path):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import usfan
 from small_runs import TINY, adapt_tiny, class_folder, train_tiny
 from small_runs import usfan as command
 from usfan.errors import ConfigError
-from usfan.store.trackers import flat_numbers
+from usfan.store.run_folder import RunFolder
+from usfan.store.trackers import TensorBoardCurves, flat_numbers
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,42 @@ def test_training_in_mlflow_and_a_run_that_fails(store, studio, tmp_path, monkey
     assert math.isfinite(names["good"].data.metrics["train/loss"])
     assert store.list_artifacts(names["good"].info.run_id, "model")
     assert "bad" not in names or names["bad"].info.status == "FAILED"
+
+
+def test_a_resumed_run_continues_its_run_in_mlflow(store, studio, tmp_path, monkeypatch):
+    options = {"backbone": "digits-cnn", "epochs": 3, "batch_size": 8, "log": "mlflow"}
+    save = RunFolder.save_checkpoint
+
+    def interrupt(self: RunFolder, *state: object) -> None:
+        save(self, *state)
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run's folder"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_checkpoint", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            usfan.train_source(studio, run=folder, **options)
+    (record,) = runs_of(store)
+    assert record.info.status == "FAILED"
+    usfan.train_source(studio, run=folder, resume=True, **options)
+    (again,) = runs_of(store)
+    assert (again.info.run_id, again.info.status) == (record.info.run_id, "FINISHED")
+    steps = {point.step for point in store.get_metric_history(again.info.run_id, "train/loss")}
+    assert steps == {1, 2, 3}
+    shutil.rmtree(folder)  # a new run in the same place is another run
+    usfan.train_source(studio, run=folder, **options)
+    assert len(runs_of(store)) == 2
+
+
+@pytest.mark.parametrize("address", ["file:///{}/mlruns", "sqlite:///{}/mlflow.db"])
+def test_an_address_that_mlflow_refuses(address, studio, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address.format(tmp_path))
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    train_tiny(studio, tmp_path / "run", "--log", "mlflow")
+    said = capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI must be the address of a server (http://…), or" in said
+    assert "MLFLOW_ALLOW_FILE_STORE=true" in said
+    assert "writes to no database" in said
 
 
 class FakeRun:
@@ -194,6 +234,29 @@ def test_only_the_user_names_a_tracker(source, studio, tmp_path, refused, monkey
     with pytest.raises(ConfigError, match=r'log="wandb" records a run folder: give one, run='):
         usfan.adapt(source, studio, log="wandb")
     assert command("adapt", "--help") == 0
+
+
+def test_curves_do_not_follow_a_link_that_is_laid_while_they_are_written(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    curves = TensorBoardCurves(run, {})
+    curves.scalars({"loss": 0.5}, 1)
+    (events,) = run.iterdir()
+    written = events.rename(tmp_path / "events.tfevents")
+    events.symlink_to(victim)
+    curves.scalars({"loss": 0.25}, 2)
+    curves.histogram("weights", np.array([0.1, 0.9]), 2)
+    curves.close(failed=False)
+    assert victim.read_text() == "mine"
+    accumulator = EventAccumulator(str(written))
+    accumulator.Reload()
+    assert [(point.step, point.value) for point in accumulator.Scalars("loss")] == [
+        (1, 0.5),
+        (2, 0.25),
+    ]
+    assert accumulator.Histograms("weights")[0].histogram_value.num == 2
 
 
 def test_numbers_of_nested_metrics():

@@ -94,6 +94,10 @@ def test_rows_that_are_wrong():
     with pytest.raises(DataError, match="a result row lacks seed, os"):
         aggregate([{"method": "shot", "task": "A→B"}], metric="os")
     assert aggregate([]) == {}
+    row = {"method": "shot", "task": "A→B", "seed": 0, "accuracy": 50.0}
+    for name, value in {"accuracy": "\ud800", "method": ["shot"], "seed": "0"}.items():
+        with pytest.raises(DataError, match=f"a result row lacks {name}"):
+            aggregate([row, row | {name: value}])
 
 
 def test_markdown_sets_the_paper_beside_ours(office_rows):

@@ -127,7 +127,8 @@ class Command:
 @functools.cache
 def describe(function: Callable[..., int | None]) -> Command:
     """The arguments of a command, read from the signature and the docstring of its function."""
-    summary, _, arguments = (function.__doc__ or "").partition("Args:")
+    text = inspect.cleandoc(function.__doc__ or "")  # as Python 3.13 keeps it
+    summary, _, arguments = text.partition("Args:")
     docs = {name: (metavar, text) for name, metavar, text in ARGUMENT.findall(arguments)}
     hints = get_type_hints(function)
     command = Command(function, " ".join(summary.split()), {}, {})
@@ -141,7 +142,7 @@ def describe(function: Callable[..., int | None]) -> Command:
     return command
 
 
-ARGUMENT = re.compile(r"^ {8}(\w+)(?: \((.+?)\))?: (.+(?:\n {12}.+)*)", re.MULTILINE)
+ARGUMENT = re.compile(r"^ {4}(\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
 """A line `name (METAVAR): text` of a docstring, and the lines that continue it."""
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from usfan.data.memory import choose_place
 from usfan.errors import ArtifactError
-from usfan.files import Folder, read_in, write_json
+from usfan.files import Folder, read_in, remove_tree, write_json
 
 VERSION = 4
 """Part of every key: files of another version are not looked at."""
@@ -114,7 +114,7 @@ class RowCache:
                 stack.callback(os.close, folder.lock(f"{self.key}.lock", wait=True))
                 for name in folder.names():
                     if name.startswith(f".{self.key}."):
-                        folder.remove(name)
+                        remove_tree(folder, name)
             yield
 
     def _read(

@@ -85,9 +85,10 @@ class LabelTarget:
     def of_table(cls, table: ImageTable, metrics: dict[str, object], path: Path) -> LabelTarget:
         names = ("view", "near", "names_before")
         if table.paths is None or any(name not in table.tensors for name in names):
-            reason = (
-                table.no_paths_because if table.paths is None else "it is of an older version"
-            )
+            reason = "it is of an older version"
+            if table.paths is None:
+                advice = "label the folder that usfan adapt wrote, where it wrote it"
+                reason = table.no_paths_because(advice)
             raise DataError(f"{path} cannot ask: {reason}")
         doubt = metrics.get("doubt")
         return cls(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from usfan.errors import ConfigError, UsfanError
-from usfan.files import Folder, parse_json
+from usfan.files import Folder, named_errors, parse_json
 
 BATCH = 64
 """Images in a batch of the model."""
@@ -94,7 +94,7 @@ def partial_table(out: Path, job: str, fits: Check, *, resume: bool) -> Iterator
             stack.callback(os.close, folder.lock(name))
         except BlockingIOError:
             raise ConfigError(f"another process writes {out}: name another file") from None
-        with folder.in_place(name, append=False) as file:
+        with named_errors(f"{out}.part"), folder.in_place(name, append=False) as file:
             table = PartialTable(file, f"{out}.part", job, fits, resume=resume)
             try:
                 yield table

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from usfan.budget import check_cost
-from usfan.errors import DataError, option, printable
+from usfan.errors import DataError, printable
 from usfan.files import MOST_JSON, Folder, read_in
 from usfan.metrics.image_table import image_tensors, made_here, target_labels
 from usfan.metrics.metrics import unknown_name
@@ -42,14 +42,21 @@ NAMING = ("view", "near", "names_before")
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Tensors by name, all with N rows; K class names; N paths, or None and the reason."""
+    """Tensors by name, all with N rows; K class names; N paths, or None."""
 
     tensors: dict[str, Tensor]
     classes: tuple[str, ...]
     paths: list[str] | None = None
-    no_paths_because: str = (
-        "the run has no file names (its images were arrays or in shards, or it is private)"
-    )
+    is_copy: bool = False
+    """The run names its images, but was made elsewhere: the paths are left out."""
+
+    def no_paths_because(self, advice: str) -> str:
+        """The reason why there are no paths, with advice for a run that was made elsewhere."""
+        if self.is_copy:
+            return f"this run was not made here: {advice}"
+        return (
+            "the run has no file names (its images were arrays or in shards, or it is private)"
+        )
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -152,8 +159,7 @@ def read_image_table(
         return ImageTable(tensors, classes, [path_below(str(path), root) for path in paths])
     if made_here(folder, description.get("made")):
         return ImageTable(tensors, classes, [str(path) for path in paths])
-    reason = f"this run was not made here: name the folder of its images with {option('root')} to show them"
-    return ImageTable(tensors, classes, None, reason)
+    return ImageTable(tensors, classes, is_copy=True)
 
 
 def is_list(value: object, length: int) -> TypeGuard[list[object]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from usfan.data.decoding.pool import Answer, decode_in_processes
-from usfan.errors import printable
+from usfan.errors import option, printable
 from usfan.maths.validators import is_certain
 from usfan.metrics.stored_images import ImageTable
 from usfan.report.blocks import Block, Gallery, Note, Thumbnail
@@ -40,7 +40,8 @@ def galleries(
 ) -> list[Block]:
     """At most `most` images in each; empty galleries are left out."""
     if images.paths is None:
-        return [Note(f"The galleries are left out: {images.no_paths_because}.")]
+        advice = f"name the folder of its images with {option('root')} to show them"
+        return [Note(f"The galleries are left out: {images.no_paths_because(advice)}.")]
     weight = images.tensors["weight"].float()
     blocks: list[Block] = []
     for choice in choices:

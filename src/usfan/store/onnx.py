@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from usfan.shield import shielded
 from usfan.store.model import MixtureModel, SourceModel
 from usfan.store.model_folder import model_config, model_tensors
 from usfan.uncertainty.base import draw_moments
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 TOLERANCE = 5e-3
 """Largest difference of a probability from that of `predict` on made-up pictures: pixels are rounded after resizing,
@@ -142,6 +145,7 @@ def write_graph(model: SourceModel, path: Path) -> float:
     with warnings.catch_warnings(), torch.no_grad(), whole_file(path, follow=True) as part:
         warnings.simplefilter("ignore")
         program = trace(model)
+        clear_traces(program.model)
         program.model.metadata_props.update(metadata(model))
         program.model.doc_string = (
             "Made by usfan. The metadata describes its inputs and outputs."
@@ -164,6 +168,17 @@ def trace(model: SourceModel) -> Any:
         output_names=list(OUTPUTS),
         dynamic_shapes={"images": sizes},
     )
+
+
+def clear_traces(graph_model: ir.Model) -> None:
+    """Remove what torch notes about each node: it holds paths and lines of the exporter's installation."""
+    graphs: list[ir.Graph | ir.Function] = [graph_model.graph, *graph_model.functions.values()]
+    for graph in graphs:
+        graph.metadata_props.clear()
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            for value in node.outputs:
+                value.metadata_props.clear()
 
 
 def metadata(model: SourceModel) -> dict[str, str]:

@@ -77,7 +77,7 @@ def folder_lock(path: Path, command: str) -> Iterator[None]:
                         raise ConfigError(
                             f"{path / place / name} is a link: a study's folder holds its own files"
                         )
-                remove_parts_of(inner)
+                remove_parts_of(Folder(path / place, descriptor=inner))
             yield
         finally:
             os.close(lock)
@@ -192,10 +192,10 @@ class RunFolder:
         if before is not None:
             self._check_same_run(before, resume)
         finish_writing(self.folder)
-        remove_parts_of(self.folder.fd)
+        remove_parts_of(self.folder)
         if self.folder.kind(CHECKPOINTS) != "missing":
             with self.folder.inner(CHECKPOINTS) as inner:
-                remove_parts_of(inner.fd)
+                remove_parts_of(inner)
         mend_log(self.folder)
         if before is None:
             write_yaml(self.path / CONFIG, self.config)
@@ -310,7 +310,7 @@ class RunFolder:
     def withhold(self, *names: str) -> None:
         """For a private run that is done: these settings leave config.yaml, or with no name all of them and the log.
 
-        Curves go too: the names of TensorBoard's files hold those of the machine and the process.
+        Curves go too: they hold the time of every epoch.
         """
         hidden = dict.fromkeys(names or self.config, WITHHELD)
         hidden["command"] = self.command

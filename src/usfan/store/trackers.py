@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import pkgutil
 import secrets
@@ -17,13 +18,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from usfan.errors import ConfigError, first_line, option, printable
+from usfan.files import Folder, read_json
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
     from usfan.store.schema import JsonTable
 
@@ -31,6 +33,16 @@ PROJECT = "usfan"
 """The experiment or project of runs that name none."""
 LONGEST = 500
 """Characters of a setting that are recorded."""
+BINS = 30
+"""Of a histogram in TensorBoard."""
+
+
+MARK = "usfan_run"
+"""The tag of a run in MLflow by which a resumed run is continued: a hash of its folder and of the time it began."""
+NO_STORE = (
+    "MLFLOW_TRACKING_URI must be the address of a server (http://…), or with MLFLOW_ALLOW_FILE_STORE=true that of a "
+    "folder (file:///…): MLflow's small client writes to no database"
+)
 
 
 class Tracker(Protocol):
@@ -45,31 +57,47 @@ class Tracker(Protocol):
 
 
 class TensorBoardCurves:
-    """Event files in the run folder."""
+    """A file of events in the run folder. It is opened once: TensorBoard's own writer opens its path again and again,
+    and follows a link that somebody laid there."""
 
     def __init__(self, folder: Path, settings: JsonTable) -> None:
         self.folder = folder
 
     @functools.cached_property
-    def writer(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
+    def file(self) -> BinaryIO:
+        name = f"events.out.tfevents.{round(time.time())}.{secrets.token_hex(8)}"
+        with Folder(self.folder) as folder:
+            return folder.in_place(name, append=True)
 
-        # Nobody can guess the name, and lay a link there.
-        return SummaryWriter(str(self.folder), filename_suffix=f".{secrets.token_hex(8)}")
+    def write(self, step: int, summaries: list[Summary]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=summary) for summary in summaries]
+        if "file" not in vars(self):
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+        records = RecordWriter(self.file)
+        for event in events:
+            records.write(event.SerializeToString())
+        records.flush()
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        from torch.utils.tensorboard.summary import scalar
+
+        self.write(step, [scalar(name, value) for name, value in values.items()])
 
     def histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        self.writer.add_histogram(name, values, step)
+        from torch.utils.tensorboard.summary import histogram
+
+        self.write(step, [histogram(name, values, BINS)])
 
     def finish(self, metrics: Mapping[str, float], folder: Path) -> None:
         pass
 
     def close(self, *, failed: bool) -> None:
-        if "writer" in vars(self):
-            self.writer.close()
+        if "file" in vars(self):
+            self.file.close()
 
 
 class MLflowRun:
@@ -81,14 +109,29 @@ class MLflowRun:
             warnings.simplefilter("ignore")
             self.mlflow = import_module("mlflow")
             import_module("mlflow.pyfunc")
-        self.client = self.mlflow.MlflowClient()
+        try:
+            self.client = self.mlflow.MlflowClient()
+        except self.mlflow.exceptions.MlflowException as error:
+            raise ConfigError(NO_STORE) from error
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
         number = self.client.create_experiment(name) if experiment is None else None
         number = number or experiment.experiment_id
-        self.id = self.client.create_run(number, run_name=folder.resolve().name).info.run_id
+        self.id = self.run_of(folder.resolve(), number)
         for setting, value in settings.items():
             self.client.log_param(self.id, setting, str(value)[:LONGEST])
+
+    def run_of(self, folder: Path, experiment: str) -> str:
+        """The run of this folder: a new one, or the one that an interruption ended."""
+        moment = (folder / "config.yaml").stat().st_mtime_ns  # written when the run began
+        mark = hashlib.sha256(f"{folder} {moment}".encode()).hexdigest()
+        before = self.client.search_runs([experiment], f"tags.{MARK} = '{mark}'")
+        if before:
+            number: str = before[0].info.run_id
+            self.client.update_run(number, status="RUNNING")
+            return number
+        run = self.client.create_run(experiment, tags={MARK: mark}, run_name=folder.name)
+        return str(run.info.run_id)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         Metric = self.mlflow.entities.Metric
@@ -192,8 +235,6 @@ class Trackers:
 
     def close(self, *, failed: bool) -> None:
         """End the records; those of a run that is complete get its metrics, report and model."""
-        from usfan.files import read_json
-
         file = self.folder / "metrics.json"
         for name, tracker in list(self.open.items()):
             with self.failing_alone(name):

@@ -56,7 +56,8 @@ def aggregate(rows: Iterable[Row], metric: str = "accuracy") -> Averages:
     """
     values: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        missing = [name for name in ("method", "task", "seed", metric) if row.get(name) is None]
+        kinds = {"method": str, "task": str, "seed": int, metric: int | float}
+        missing = [name for name, kind in kinds.items() if not isinstance(row.get(name), kind)]
         if missing:
             raise DataError(f"a result row lacks {', '.join(missing)}: {row}")
         method = row["method"]
