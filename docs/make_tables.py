@@ -141,24 +141,24 @@ def by_case(rows: list[dict], name: str = "case") -> dict[str, list[dict]]:
     return cases
 
 
-def paper_closed_table(table: str = "closed") -> str:
-    """Accuracy by task; differences to SHOT-IM in the same cells."""
-    cases = closed = by_case(paper_rows(table))
-    tasks = sorted({row["task"] for rows in cases.values() for row in rows})
+def paper_closed_table() -> str:
+    """Averages over the tasks, and differences to SHOT-IM in the same cells: frozen, and the whole network trained."""
+    halves = [by_case(paper_rows(table)) for table in ("closed", "tuned")]
     lines = []
-    for name, rows in cases.items():
-        line = [marked(name, rows)]
-        for task in tasks:
-            values = [row["accuracy"] for row in rows if row["task"] == task]
-            line.append(f"{statistics.fmean(values):.1f}" if values else "–")
-        whole = by_seed(whole_seeds(rows, set(tasks)), lambda r: r["accuracy"])
-        line.append(over_seeds(whole) if whole else "–")
-        line.append(
-            "" if name == "shot-im" else difference(rows, closed["shot-im"], "accuracy")
-        )
+    for name in halves[0]:
+        line = [marked(name, [row for half in halves for row in half.get(name, [])])]
+        for half in halves:
+            if name not in half:
+                line += ["–", "–"]
+                continue
+            tasks = {row["task"] for rows in half.values() for row in rows}
+            whole = by_seed(whole_seeds(half[name], tasks), lambda r: r["accuracy"])
+            line.append(over_seeds(whole) if whole else "–")
+            line.append(
+                "" if name == "shot-im" else difference(half[name], half["shot-im"], "accuracy")
+            )
         lines.append(line)
-    header = ["→".join(name[0].upper() for name in task.split("→")) for task in tasks]
-    return markdown(["case", *header, "average", "over SHOT-IM"], lines)
+    return markdown(["case", "frozen", "over SHOT-IM", "whole network", "over SHOT-IM"], lines)
 
 
 def paper_open_table() -> str:
@@ -473,23 +473,19 @@ def families_table(*methods: str) -> str:
     return markdown(["family", "source-only", *methods, "u-sfan++ − shot"], lines)
 
 
-def labels_table(family: str) -> str:
-    """Accuracy by the number of labels, for one family: means over the tasks and seeds that all rows of today have."""
+def label_lines(family: str) -> tuple[int, list[list[str]]]:
+    """Accuracy by the number of labels, for one family: the number of runs, and means over the tasks and seeds that
+    all rows have."""
     rows = [r for r in load("labels.json")["rows"] if r["family"] == family]
     cases = collections.defaultdict(dict)
     for row in rows:
-        cases[row["method"], row["labels"]][row["task"], row["seed"]] = row["accuracy"]
-    today = [
-        values.keys()
-        for (method, labels), values in cases.items()
-        if method != "u-sfan++ 0.2" and "noisy" not in labels
-    ]
-    shared = set.intersection(*map(set, today))
+        if row["method"] != "u-sfan++ 0.2" and "noisy" not in row["labels"]:
+            cases[row["method"], row["labels"]][row["task"], row["seed"]] = row["accuracy"]
+    shared = set.intersection(*(set(values) for values in cases.values()))
     lines = []
     for method, kind in (
         ("labels alone", "random"),
         ("source head", "random"),
-        ("u-sfan++ 0.2", "random"),
         ("u-sfan++", "random"),
         ("u-sfan++", "asked"),
     ):
@@ -499,102 +495,62 @@ def labels_table(family: str) -> str:
             complete = shared <= values.keys()
             mean = statistics.fmean(values[key] for key in shared) if complete else None
             cells.append("–" if mean is None else f"{mean:.1f}")
-        if set(cells) == {"–"}:
-            continue
         lines.append([f"{method}, {kind} images", *cells])
-    return markdown([f"{len(shared)} runs", "0", "K", "2K", "5K", "10K"], lines)
+    return len(shared), lines
+
+
+LABEL_BUDGETS = ["0", "K", "2K", "5K", "10K"]
+
+
+def labels_table(family: str) -> str:
+    count, lines = label_lines(family)
+    return markdown([f"{count} runs", *LABEL_BUDGETS], lines)
+
+
+def all_labels_table() -> str:
+    """The same for every family that was run."""
+    lines = []
+    for family in dict.fromkeys(row["family"] for row in load("labels.json")["rows"]):
+        count, rows = label_lines(family)
+        title = FAMILIES[family].split(" (")[0]
+        lines += [[f"{title} ({count} runs): {name}", *cells] for name, *cells in rows]
+    return markdown(["", *LABEL_BUDGETS], lines)
 
 
 def replays_table() -> str:
-    """Decisions by the true difference: of runs, and of made populations."""
-    rows = load("replays.json")["rows"]
+    """Decisions by the true difference of runs."""
+    rows = [row for row in load("replays.json")["rows"] if row["kind"] == "runs"]
     bounds = {"20 points and more": 20.0, "10 to 20": 10.0, "3 to 10": 3.0, "under 3": 0.0}
     groups = collections.defaultdict(list)
     for row in rows:
         size = abs(row["difference"])
-        name = next(name for name, least in bounds.items() if size >= least)
-        groups[row["kind"], name].append(row)
+        groups[next(name for name, least in bounds.items() if size >= least)].append(row)
     lines = []
-    for kind in ("runs", "made"):
-        for name in bounds:
-            members = groups[kind, name]
-            if not members:
-                continue
-            lines.append(
-                [
-                    f"{kind}, {name}",
-                    str(len(members)),
-                    f"{sum(r['replays'] for r in members):,}",
-                    f"{statistics.median(r['answers'] for r in members):.0f}",
-                    f"{100 * statistics.fmean(r['decided'] for r in members):.0f} %",
-                    f"{100 * statistics.fmean(r['wrong'] for r in members):.1f} %",
-                ]
-            )
-    header = ["true difference", "cases", "replays", "answers, median", "decided", "wrong"]
-    return markdown(header, lines)
-
-
-def intervals_table() -> str:
-    """Coverage of the 95 % interval of the accuracy and its width against Wilson's, by data set and answers."""
-    names = {"office31": "Office-31", "pacs": "PACS", "lines": "line drawings", "leaf": "leaf"}
-    counts = ("24", "48", "96")
-    lines = []
-    for family, name in names.items():
-        rows = [
-            row
-            for row in load("replays.json")["rows"]
-            if row["population"].startswith(f"{family} ") and "coverage 24" in row
-        ]
-        cells = [name, str(len(rows))]
-        for count in counts:
-            covered = statistics.fmean(row[f"coverage {count}"] for row in rows)
-            cells.append(f"{100 * covered:.1f} %")
-        for count in counts:
-            width = sum(row[f"width {count}"] for row in rows)
-            cells.append(f"{width / sum(row[f'Wilson {count}'] for row in rows):.2f}")
-        lines.append(cells)
-    header = ["", "runs", *(f"holds, {n}" for n in counts), *(f"width, {n}" for n in counts)]
-    return markdown(header, lines)
-
-
-def exchanged_table() -> str:
-    """Answers until a pair of class names is said to be exchanged, by family; notes where none is."""
-    rows = load("exchanged.json")["rows"]
-    lines = []
-    for family, members in by_case(rows, "family").items():
-        pairs = [row for row in members if row["pair"]]
-        plain = [row for row in members if not row["pair"]]
-        answers = sorted(row["answers"] for row in pairs if row["right"])
-        others = sum(bool(row["answers"]) and not row["right"] for row in pairs)
+    for name in bounds:
+        members = groups[name]
         lines.append(
             [
-                FAMILIES[family].split(" (")[0],
-                str(len(pairs)),
-                str(len(answers)),
-                f"{statistics.median(answers):g} ({answers[0]} to {answers[-1]})",
-                str(others),
-                f"{sum(bool(row['answers']) for row in plain)} of {len(plain)}",
+                name,
+                str(len(members)),
+                f"{sum(r['replays'] for r in members):,}",
+                f"{statistics.median(r['answers'] for r in members):.0f}",
+                f"{100 * statistics.fmean(r['decided'] for r in members):.0f} %",
+                f"{100 * statistics.fmean(r['wrong'] for r in members):.1f} %",
             ]
         )
-    header = ["", "pairs", "named", "answers", "another first", "unexchanged: named"]
+    header = ["true difference", "runs", "replays", "answers, median", "decided", "wrong"]
     return markdown(header, lines)
 
 
 TABLES = {
     "replays": replays_table,
-    "exchanged": exchanged_table,
-    "replays-intervals": intervals_table,
     "families": families_table,
     "families-short": functools.partial(
         families_table, "shot-im", "shot", "aad", "u-sfan", "u-sfan++"
     ),
     "labels-leaf": functools.partial(labels_table, "leaf"),
-    "labels-lines": functools.partial(labels_table, "lines"),
-    "labels-office31": functools.partial(labels_table, "office31"),
+    "labels": all_labels_table,
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
-    "estimates-moments": functools.partial(estimates_table, "estimates-moments"),
-    "estimates-monitors": functools.partial(estimates_table, "estimates-monitors"),
-    "estimates-confidence": functools.partial(estimates_table, "estimates-confidence"),
     "class-sets": class_sets_table,
     "growth": growth_table,
     "growth-classes": classes_table,
@@ -620,7 +576,6 @@ TABLES = {
     "uncertainties-open": functools.partial(uncertainties_table, "open"),
     "several-office31": functools.partial(several_sources_table, "office31", "u-sfan++"),
     "paper-closed": paper_closed_table,
-    "paper-tuned": lambda: paper_closed_table("tuned"),
     "paper-open": paper_open_table,
     "digits": digits_table,
     "toy": toy_table,
@@ -757,6 +712,20 @@ def guard_claims() -> list[str]:
     ]
 
 
+def exchanged_claims() -> list[str]:
+    """Pairs of exchanged class names that were named first, and the answers that it took."""
+    rows = [row for row in load("exchanged.json")["rows"] if row["pair"]]
+    named = [row for row in rows if row["right"]]
+    answers = {
+        family: statistics.median(row["answers"] for row in members)
+        for family, members in by_case(named, "family").items()
+    }
+    return [
+        f"of {len(rows)} pairs exchanged at random, {len(named)} were named",
+        f"after {answers['pacs']:g} (PACS) and {answers['office31']:g} (Office-31) answers",
+    ]
+
+
 def claims() -> dict[str, list[str]]:
     """Figures that pages state in their sentences, by page."""
     guard = load("guard-judge.json")
@@ -800,6 +769,7 @@ def claims() -> dict[str, list[str]]:
         ],
         "docs/results.md": families_claims(),
         "docs/studies/toy.md": toy_claims(),
+        "docs/studies/estimates.md": exchanged_claims(),
         "docs/studies/uncertainty.md": [
             *uncertainty_claims()["docs/studies/uncertainty.md"],
             f"OS changes by {separated}",

@@ -34,83 +34,25 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
-def fuzz_table() -> str:
-    figures = load("fuzz")
-    lines = []
-    for what in ("artifacts", "images"):
-        own = figures[what]
-        outcomes = ", ".join(f"{number(n)} {name}" for name, n in own["outcomes"].items())
-        lines.append(
-            [
-                {"artifacts": "model folders", "images": "image files"}[what],
-                number(own["cases"]),
-                own["failures"],
-                f"{own['slowest_cpu_seconds']:.2f} s",
-                f"{own['slowest_wall_seconds']:.2f} s",
-                own["over_2_seconds_wall"],
-                f"{own['most_mib_above_imports']:.0f} MiB",
-                outcomes,
-            ]
-        )
-    return markdown(
-        [
-            "what",
-            "cases",
-            "failures",
-            "slowest, CPU",
-            "slowest, wall",
-            "over 2 s, wall",
-            "most memory above the imports",
-            "outcomes",
-        ],
-        lines,
-    )
-
-
 def kill_table() -> str:
-    stages = load("kill")["stages"]
-    names = (
-        "kills",
-        "runs",
-        "resumed",
-        "bit_identical",
-        "half_written_files",
-        "parts_left",
-        "decoders_left",
-    )
-    header = [
-        "stage",
-        "kills",
-        "runs",
-        "resumed",
-        "same bits",
-        "half-written files",
-        "left-over parts",
-        "orphans",
-    ]
-    return markdown(
-        header, [[stage, *(own[n] for n in names)] for stage, own in stages.items()]
-    )
+    """Signals, after which a command ends by itself, and kills. What is left behind: half-written files, temporary
+    files, processes."""
+    lines = []
+    for name, own in load("signals")["commands"].items():
+        left = own["tracebacks"] + own["half_written"]
+        figures = (own["signals"], own["failures"], left, own["resumed"], own["bit_identical"])
+        lines.append([f"{name}, signals", *figures])
+    for name, own in load("kill")["stages"].items():
+        left = own["half_written_files"] + own["parts_left"] + own["decoders_left"]
+        figures = (own["kills"], "–", left, own["resumed"], own["bit_identical"])
+        lines.append([f"{name}, kills", *figures])
+    header = ["command", "times", "failures", "left behind", "resumed", "same bits"]
+    return markdown(header, lines)
 
 
 def disk_table() -> str:
-    names = (
-        "cases",
-        "failed",
-        "clear_line_and_exit_1",
-        "earlier_results_intact",
-        "resumed",
-        "same_bits",
-    )
-    header = [
-        "fault",
-        "cases",
-        "failed",
-        "of these: one line, exit 1",
-        "earlier results intact",
-        "resumed",
-        "same bits",
-    ]
+    names = ("failed", "clear_line_and_exit_1", "earlier_results_intact", "same_bits")
+    header = ["fault", "failed", "one line, exit 1", "earlier results intact", "same bits"]
     return markdown(
         header,
         [[fault, *(own[n] for n in names)] for fault, own in load("disk")["faults"].items()],
@@ -189,79 +131,31 @@ HOSTILE_LATER = {
 }
 
 
-def outcomes(figures: dict[str, Any]) -> str:
-    return ", ".join(f"{number(count)} {name}" for name, count in figures["outcomes"].items())
-
-
 def hostile_table() -> str:
+    """Files that were damaged, and files that were made to do harm."""
     kinds = load("hostile")["kinds"]
+    fuzz = load("fuzz")
+    cases = {"damaged model folders": fuzz["artifacts"], "damaged images": fuzz["images"]}
+    names = HOSTILE | HOSTILE_LATER
+    cases |= {name: kinds[kind] for kind, name in names.items() if kind in kinds}
     lines = [
         [
             name,
-            number(kinds[kind]["cases"]),
-            kinds[kind]["failures"],
-            f"{kinds[kind]['slowest_cpu_seconds']:.1f} s",
-            f"{kinds[kind]['slowest_wall_seconds']:.1f} s",
-            f"{kinds[kind]['most_mib_above_base']:.0f} MiB",
-            outcomes(kinds[kind]),
+            number(figures["cases"]),
+            figures["failures"],
+            f"{figures['slowest_cpu_seconds']:.1f} s",
         ]
-        for kind, name in HOSTILE.items()
+        for name, figures in cases.items()
     ]
-    header = ["what", "cases", "failures", "slowest, CPU", "slowest, wall", "most memory"]
-    return markdown([*header, "outcomes"], lines)
-
-
-def hostile_later_table() -> str:
-    kinds = load("hostile")["kinds"]
-    lines = [
-        [
-            name,
-            number(kinds[kind]["cases"]),
-            f"{kinds[kind]['slowest_cpu_seconds']:.1f} s",
-            outcomes(kinds[kind]),
-        ]
-        for kind, name in HOSTILE_LATER.items()
-        if kind in kinds
-    ]
-    return markdown(["what", "cases", "slowest, CPU", "outcomes"], lines)
-
-
-def signals_table() -> str:
-    header = [
-        "command",
-        "signals",
-        "failures",
-        "slowest end",
-        "tracebacks",
-        "half-written",
-        "resumed",
-        "same bits",
-    ]
-    names = ("tracebacks", "half_written", "resumed", "bit_identical")
-    return markdown(
-        header,
-        [
-            [
-                name,
-                own["signals"],
-                own["failures"],
-                f"{own['slowest_end_seconds']:.1f} s",
-                *(own[n] for n in names),
-            ]
-            for name, own in load("signals")["commands"].items()
-        ],
-    )
+    return markdown(["what", "cases", "failures", "slowest, CPU"], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "fuzz": fuzz_table,
     "kill": kill_table,
     "disk": disk_table,
     "soak": soak_table,
     "supply": supply_table,
     "hostile": hostile_table,
-    "hostile-later": hostile_later_table,
-    "signals": signals_table,
 }
 
 
