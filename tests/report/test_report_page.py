@@ -203,7 +203,7 @@ def test_questions_and_answers_are_shown_with_what_they_decide(tmp_path: Path) -
 
 
 def test_answers_that_came_after_a_run_decide_its_verdict(tmp_path: Path) -> None:
-    run = write_adapt_run(tmp_path / "run", N=120, labels=False)
+    run = write_adapt_run(tmp_path / "run", N=24, labels=False)
     page = parse(write_report([run], tmp_path / "report.html")).one("content").text
     assert "The adapted model is worse" not in page
     images = json.loads((run / "samples.json").read_text())
