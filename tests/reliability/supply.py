@@ -2,6 +2,8 @@
 
 make test-lowest 2>&1 | tee lowest.log; make test-newest 2>&1 | tee newest.log
 python tests/reliability/supply.py lowest=lowest.log newest=newest.log
+
+`NAME=LOG` is of the environment .venv-NAME; suites that are not named keep their figures.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ def suite(name: str, log: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    suites = {
-        name: suite(name, Path(log)) for name, log in (word.split("=") for word in sys.argv[1:])
-    }
+    file = measuring.RESULTS / "reliability-supply.json"
+    suites = json.loads(file.read_text())["suites"] if file.is_file() else {}
+    for name, log in (word.split("=") for word in sys.argv[1:]):
+        suites[name] = suite(name, Path(log))
     measuring.save(
         "supply", {"suites": suites, "packages_in_the_bill": len(bill()["components"])}
     )
