@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from usfan.adaptation.check import Check, check_model
+from usfan.adaptation.check import Check, check_model, look_at
 from usfan.adaptation.forecast import describe_plan
 from usfan.adaptation.inputs import prepare
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
@@ -119,8 +119,8 @@ def check(model: SourceModel, data: ImageData, runtime: Runtime, labels: Any = N
     few = None
     if labels is not None:
         few = few_labels(labels, data, model.classes, open_set=True)
-    images = decode(data, model.spec, runtime)
-    return check_model(model, images, runtime, data.where, few)
+    images, witness = look_at(model, data.without_labels(), runtime)
+    return check_model(model, images, runtime, data.where, few, witness)
 
 
 def train(
@@ -245,8 +245,7 @@ def adapt(
             )
         else:
             with display("adapting") as progress:
-                images = decode(data, source.spec, runtime)
-                inputs = prepare(plan, source.load(), images, runtime, few, witness)
+                inputs = prepare(plan, source.load(), data, runtime, few, witness)
                 keep_witness(folder, inputs.witness_record)
                 model = run_adaptation(inputs, runtime, folder, progress)
         model.history["seconds"] = round(time.perf_counter() - output.started, 3)
@@ -284,8 +283,7 @@ def adapt_model(
         settings["witness"] = witness
     plan = make_plan(open_source(source), settings, features)
     few = None if labels is None else few_labels(labels, data, source.classes)
-    images = decode(data, source.spec, runtime)
-    inputs = prepare(plan, source, images, runtime, few, features)
+    inputs = prepare(plan, source, data, runtime, few, features)
     return run_adaptation(inputs, runtime, run, progress)
 
 

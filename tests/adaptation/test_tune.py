@@ -48,6 +48,10 @@ def squares(images: int = 12, domain: int = 3) -> usfan.ImageData:
     return usfan.ImageData(pixels, labels=labels, classes=CLASSES, name="squares")
 
 
+def images_of(model: usfan.SourceModel) -> Store:
+    return engine_store(squares(), model.spec, start_runtime(RuntimeConfig(device="cpu")))
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
     """Weights of a small timm network, as a user's file."""
@@ -171,7 +175,7 @@ def test_model_and_witness_share_a_pass_if_they_see_the_same(source, monkeypatch
     spec = dataclasses.replace(source.spec, resize=source.spec.size)
     uncropped = dataclasses.replace(source, spec=spec)
     runtime = start_runtime(RuntimeConfig(device="cpu"))
-    images = engine_store(squares(), spec, runtime)
+    images = images_of(uncropped)
     witness = choose_witness("auto", uncropped, backbone_hash(uncropped))
     expected = witness.testimony(images, runtime)
     apart = usfan.adapt(uncropped, images, guard=False, witness=expected, **TINY)
@@ -179,7 +183,7 @@ def test_model_and_witness_share_a_pass_if_they_see_the_same(source, monkeypatch
     shared = usfan.adapt(uncropped, images, guard=False, **TINY)
     torch.testing.assert_close(shared.passes.after.probs, apart.passes.after.probs)
     with pytest.raises(pytest.fail.Exception, match="a second pass"):
-        usfan.adapt(source, squares(), guard=False, **TINY)
+        usfan.adapt(source, images_of(source), guard=False, **TINY)
 
 
 def test_on_a_cpu_the_backbone_stays_frozen_and_the_reason_says_what_training_it_costs(

@@ -202,6 +202,19 @@ def test_questions_and_answers_are_shown_with_what_they_decide(tmp_path: Path) -
     assert "bike before: keep one" in document.one("content").text
 
 
+def test_answers_that_came_after_a_run_decide_its_verdict(tmp_path: Path) -> None:
+    run = write_adapt_run(tmp_path / "run", N=24, labels=False)
+    page = parse(write_report([run], tmp_path / "report.html")).one("content").text
+    assert "The adapted model is worse" not in page
+    images = json.loads((run / "samples.json").read_text())
+    before = load_file(run / "samples.safetensors")["probs_before"].argmax(dim=1).tolist()
+    rows = zip(images["paths"], before, strict=True)
+    answers = [f"{path},{images['classes'][label]},judge" for path, label in rows]
+    (run / "labels.csv").write_text("\n".join(["path,label,question", *answers]))
+    page = parse(write_report([run], tmp_path / "report.html")).one("content").text
+    assert "The adapted model is worse, by " in page
+
+
 def test_an_open_set_run_shows_the_unknown(tmp_path: Path) -> None:
     run = write_adapt_run(tmp_path / "open", N=300, open_set=True)
     document = parse(write_report([run], tmp_path / "report.html"))

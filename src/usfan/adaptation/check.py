@@ -32,11 +32,12 @@ from usfan.adaptation.guidance import REJECTING
 from usfan.adaptation.naming import name_target
 from usfan.adaptation.target_classes import estimate_target_classes
 from usfan.adaptation.verdict import ASSUMPTION, USUAL_ANSWERS, range_text
-from usfan.adaptation.witness import choose_witness, thumbnails
+from usfan.adaptation.witness import Witness, choose_witness, look_once, thumbnails
 from usfan.data.few_labels import FewLabels
+from usfan.data.sources import ImageData
 from usfan.data.store import Store
-from usfan.engine.features import features_of, on_features
-from usfan.engine.passes import forward_store
+from usfan.engine.features import features_of, is_streamed, on_features
+from usfan.engine.passes import engine_store, forward_store
 from usfan.engine.passes import prepare as prepare_network
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, option
@@ -184,8 +185,8 @@ def check_model(
     labels: FewLabels | None = None,
     witness: Tensor | None = None,
 ) -> Check:
-    """From decoded images. `name_of` names the image at a position of the data; `witness`, N × F, is a description of
-    the images that the caller brings."""
+    """From decoded images, or their features. `name_of` names the image at a position of the data; `witness`, N × F, is
+    a description of the images that the caller brings."""
     if not len(store):
         raise ConfigError("there is no image to check the model on")
     outputs, distances = look(model, store, runtime)
@@ -237,6 +238,20 @@ def check_model(
     )
 
 
+def look_at(
+    model: SourceModel, data: ImageData, runtime: Runtime
+) -> tuple[Store, Tensor | None]:
+    """For `check_model`: the features of the images in a pretrained network and as its witness describes them, each
+    decoded once; else the images."""
+    if isinstance(model, MixtureModel) or not (model.pretrained and is_streamed(data, runtime)):
+        return engine_store(data, model.spec, runtime), None
+    model.to(runtime.device)
+    network = prepare_network(model.classifier, model.spec, runtime).eval()
+    witness = find_witness(model)
+    none = torch.arange(0)
+    return look_once(network, model.spec, witness, data, runtime, none)[:2]
+
+
 def rank(values: Tensor) -> Tensor:
     """N: 0 for the least. Distance finds images of something else, entropy those that the model gets wrong."""
     return values.argsort().argsort()
@@ -268,8 +283,12 @@ def names_of(model: SourceModel, outputs: Outputs) -> Tensor:
 
 def witness_view(model: SourceModel, store: Store, runtime: Runtime) -> Tensor | None:
     """N × F: the images as the witness describes them; None if the model has none."""
-    witness = choose_witness("auto", model, weights_hash(model.classifier.backbone))
+    witness = find_witness(model)
     return None if witness is None else witness.testimony(store, runtime)
+
+
+def find_witness(model: SourceModel) -> Witness | None:
+    return choose_witness("auto", model, weights_hash(model.classifier.backbone))
 
 
 @dataclass(frozen=True, eq=False)

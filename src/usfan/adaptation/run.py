@@ -40,7 +40,6 @@ from usfan.adaptation.user_labels import record_user_labels
 from usfan.adaptation.verdict import verdict_of
 from usfan.adaptation.witness import thumbnails
 from usfan.config import AdaptConfig
-from usfan.data.row_cache import digest
 from usfan.engine.features import on_features
 from usfan.engine.loop import Loop, Progress
 from usfan.engine.passes import Feeder, forward_store, replayed_pass
@@ -276,20 +275,14 @@ class Adaptation:
         self.show_guard(before, rows, self.judge_features(rows))
 
     def judge_features(self, rows: Tensor) -> Tensor | None:
-        """n × F: images as the judge sees them; None if it has no view of its own. The pass is too short to pay for
-        another engine."""
+        """n × F: images as the judge sees them; None if it has no view of its own."""
         images = self.inputs.images
         judge = self.inputs.judge
         if judge is None:
             is_pixels = self.judge_name == IMAGES
             return thumbnails(images, rows, self.runtime) if is_pixels else None
-        key = None if images.key is None else f"{images.key}, {digest(rows.tolist())}"
-        part = dataclasses.replace(images, values=images.values[rows], positions=rows, key=key)
-        runtime = self.runtime
-        if runtime.engine == "auto":
-            runtime = dataclasses.replace(runtime, engine="torch")
         with network_name("judge"):
-            return judge.features(part, runtime)
+            return judge.features(self.inputs.pictures(rows, self.runtime), self.runtime)
 
     def show_guard(self, before: Outputs, rows: Tensor, features: Tensor | None) -> None:
         self.judge_view = features

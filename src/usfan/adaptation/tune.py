@@ -88,18 +88,18 @@ def choose_tune(
     runtime: Runtime,
     backbone_hash: str,
     epochs: int,
+    store: Store | None = None,
 ) -> tuple[TuneChoice, FrozenPass | None]:
     """The choice for this target, and the pass that it rests on, if there was one. `network` is the source model's, on
-    the device, and `backbone_hash` the hash of its backbone."""
+    the device, and `backbone_hash` the hash of its backbone; `store` holds the features in it, if they are there
+    already."""
     if images.is_features:
         return TuneChoice("new", "features are given"), None
-    record = source.architecture.get("pretrained")
-    if record is None or not source.architecture.get("bottleneck"):
-        reason = "the backbone has no record of pretrained weights, or no layers follow it"
+    reason = why_moved(source, backbone_hash)
+    if reason:
         return TuneChoice("all", reason), None
-    if backbone_hash != record["hash"]:
-        return TuneChoice("all", "the source model's backbone was fine-tuned"), None
-    store = features_of(network, images, source.spec, runtime, weights=backbone_hash)
+    if store is None:
+        store = features_of(network, images, source.spec, runtime, weights=backbone_hash)
     features, logits = forward_store(on_features(network), store, source.spec, runtime)
     frozen_pass = FrozenPass(store, features, logits)
     count, classes = logits.shape
@@ -120,6 +120,16 @@ def choose_tune(
         )
         choice = TuneChoice("new", reason)
     return choice, frozen_pass
+
+
+def why_moved(source: SourceModel, backbone_hash: str) -> str:
+    """Why the backbone is not one with its pretrained weights and layers after it; empty if it is."""
+    record = source.architecture.get("pretrained")
+    if record is None or not source.architecture.get("bottleneck"):
+        return "the backbone has no record of pretrained weights, or no layers follow it"
+    return (
+        "" if backbone_hash == record["hash"] else "the source model's backbone was fine-tuned"
+    )
 
 
 def full_training(seconds: float, count: int, epochs: int) -> float:

@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from usfan.adaptation.thresholds import WITNESS_SOFTNESS
+from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.features import BackboneAlone, features_of
+from usfan.engine.features import BackboneAlone, features_of, streamed_features
 from usfan.engine.runtime import Runtime
 from usfan.errors import ConfigError, UsfanError, option
 from usfan.files import read_in
@@ -49,6 +50,7 @@ from usfan.models.backbones import (
     probe_features,
     timm_classifier,
 )
+from usfan.models.classifier import Classifier
 from usfan.models.hub import cache_only
 from usfan.progress import network_name
 from usfan.store.model import SourceModel, came_pretrained
@@ -69,6 +71,11 @@ class Witness:
     """Whether it is the source model's backbone, which has not moved since it was pretrained."""
     classifier: PretrainedHead | None = None
     """The classifier that it was pretrained with."""
+
+    @property
+    def has_features_of_source(self) -> bool:
+        """Whether it sees what the source model sees, with the same network."""
+        return self.is_source_backbone and self.view == self.spec
 
     def features(self, store: Store, runtime: Runtime) -> Tensor:
         """N × F, of test views at the witness's input size."""
@@ -127,6 +134,27 @@ def testimony(features: Tensor, classifier: PretrainedHead | None) -> Tensor:
     u[:, width:] = centred_features(u[:, width:])[0]
     u[:, :width] = centred_features(features)[0]
     return u
+
+
+def look_once(
+    network: Classifier,
+    spec: InputSpec,
+    witness: Witness | None,
+    data: ImageData,
+    runtime: Runtime,
+    sample: Tensor,
+) -> tuple[Store, Tensor | None, Store]:
+    """The features of a network's backbone, the images as the witness describes them, and the images at the positions
+    `sample`. Each image is decoded once."""
+    networks: list[tuple[Classifier | BackboneAlone, InputSpec]] = [(network, spec)]
+    if witness is not None and not witness.has_features_of_source:
+        networks.append((BackboneAlone(witness.module, channels_last=False), witness.view))
+    with network_name("model and witness" if witness else "model"):
+        stores, images = streamed_features(networks, data, spec, runtime, sample)
+    description = None
+    if witness is not None:
+        description = testimony(stores[-1].values, witness.classifier)
+    return stores[0], description, images
 
 
 def choose_witness(choice: str, source: SourceModel, backbone_hash: str) -> Witness | None:

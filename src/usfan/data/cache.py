@@ -97,5 +97,14 @@ def _store(
     data.unreadable.update(unreadable)
     lost = {position for position, _ in skips}
     positions = torch.tensor([i for i in range(len(data)) if i not in lost])
+    return store_of(data, values, positions, key)
+
+
+def store_of(
+    data: ImageData, values: Tensor, positions: Tensor, key: str | None = None
+) -> Store:
+    """The rows of the images at these positions; all others cannot be read, and `data.unreadable` says why."""
     part = data.subset(positions)
+    lost = sorted(set(range(len(data))).difference(positions.tolist()))
+    unreadable = {data.where(i): data.unreadable[data.where(i)] for i in lost}
     return Store(values, positions, part.labels, data.classes, part.paths, unreadable, key)

@@ -4,20 +4,29 @@ In memory (on the device if they fit there), else in a file that is mapped into 
 kept, under a key of the images, the weights, the layers, what the network makes of a few of the images, and the
 engine: features of another network or other settings are never used.
 
+On a CPU without a cache folder pixels are not stored at all: several networks look at each batch as it is decoded
+(`streamed_features`).
+
 Shapes: N images, F features of the backbone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from usfan.data import row_cache
-from usfan.data.store import Store
+from usfan.data.cache import store_of
+from usfan.data.sources import ImageData
+from usfan.data.store import Store, resize
+from usfan.data.stream import stream
 from usfan.data.views import InputSpec
 from usfan.engine.inference import COMPARED, FeaturePass, engines, feature_pass
 from usfan.engine.inference import BackboneAlone as BackboneAlone
@@ -66,6 +75,65 @@ def features_of(
                 else:
                     table = fill(through, store, runtime, width)
     return dataclasses.replace(store, values=table, batch_form=None)
+
+
+def is_streamed(images: ImageData | Store, runtime: Runtime) -> TypeGuard[ImageData]:
+    """Whether pixels that are needed once are not stored. A cache stores them, a GPU has them at hand, and several
+    processes share them."""
+    is_alone = runtime.device.type == "cpu" and runtime.world == 1
+    return is_alone and runtime.cache is None and isinstance(images, ImageData)
+
+
+@torch.no_grad()
+def streamed_features(
+    networks: Sequence[tuple[Classifier | BackboneAlone, InputSpec]],
+    data: ImageData,
+    form: InputSpec,
+    runtime: Runtime,
+    sample: Tensor,
+) -> tuple[list[Store], Store]:
+    """`features_of` for several networks. Each image is decoded once, in the form of this input, and dropped when all
+    networks have seen it; only those at the positions `sample`, which are in order, stay."""
+    is_kept = torch.zeros(len(data), dtype=torch.bool)
+    is_kept[sample] = True
+    shape = (len(sample), form.channels, form.resize, form.resize)
+    pictures = torch.empty(shape, dtype=torch.uint8)
+    positions = torch.empty(len(data), dtype=torch.long)
+    tables: list[Tensor] = []
+    count = 0
+    kept = 0
+    decoding = stream(
+        data,
+        size=form.resize,
+        channels=form.channels,
+        resampling=form.resampling,
+        batch_size=PASS_BATCH,
+        workers=runtime.workers,
+    )
+    first = next(decoding)
+    with contextlib.ExitStack() as stack, bar(network_at_work.get(), len(data)) as display:
+        stack.enter_context(threads_for(math.inf))
+        passes = []
+        for network, spec in networks:
+            few = resize(first[1][:COMPARED], spec.channels, spec.resize)
+            chosen = feature_pass(network, spec, runtime, few, len(data))
+            passes.append((stack.enter_context(chosen)[0], spec))
+        for index, pixels in itertools.chain([first], decoding):
+            rows = slice(count, count + len(index))
+            for number, (through, spec) in enumerate(passes):
+                features = through(resize(pixels, spec.channels, spec.resize))
+                if not count:
+                    tables.append(torch.empty(len(data), features.shape[1]))
+                tables[number][rows] = features
+            chosen_pixels = pixels[is_kept[index]]
+            pictures[kept : kept + len(chosen_pixels)] = chosen_pixels
+            kept += len(chosen_pixels)
+            positions[rows] = index
+            count = rows.stop
+            display.advance(len(index))
+    positions = positions[:count]
+    stores = [store_of(data, table[:count], positions) for table in tables]
+    return stores, Store(pictures[:kept], positions[is_kept[positions]])
 
 
 def batches(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from usfan.data.views import InputSpec
 from usfan.engine.passes import PASS_BATCH, SMALL_PICTURES, faster_laid_out, pass_images
-from usfan.engine.runtime import Runtime
+from usfan.engine.runtime import Runtime, give_memory_back
 from usfan.errors import ConfigError, option
 from usfan.models.classifier import Classifier, is_layout_free, plain_layout
 from usfan.progress import say
@@ -125,6 +125,7 @@ def feature_pass(
         except CannotConvert as error:
             say(f"torch computes the features: OpenVINO {error}")
         yield through, name
+    give_memory_back()
 
 
 class CannotConvert(Exception):

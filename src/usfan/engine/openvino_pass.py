@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from usfan.data.views import InputSpec, centre, normalise
 from usfan.models.backbones import network_key, weights_hash
+from usfan.threads import threads_for
 
 MOST_KEPT = 2
 """Converted networks that stay in memory: the model and its witness, which are often one."""
@@ -27,6 +28,8 @@ NAMES = {"bf16": "bf16", "32": "f32"}
 TELEMETRY = "openvino_telemetry"
 
 _kept: dict[tuple[object, ...], OpenVinoPass] = {}
+_graphs: dict[tuple[object, ...], Any] = {}
+"""The last network that was traced: it may be compiled for another precision."""
 _lock = threading.Lock()
 
 
@@ -96,12 +99,16 @@ def converted(
     backbone: nn.Module, spec: InputSpec, precision: str, threads: int
 ) -> tuple[OpenVinoPass, bool]:
     """The network in OpenVINO, and whether it was converted just now."""
-    key = (conversion_key(backbone, spec), precision, threads)
-    with _lock:
+    with _lock, threads_for(0):  # on a picture at a time, threads would wait for each other
+        network = conversion_key(backbone, spec)
+        key = (network, precision, threads)
         fast = _kept.pop(key, None)
         is_new = fast is None
         if fast is None:
-            fast = convert(backbone, spec, precision, threads)
+            if network not in _graphs:
+                _graphs.clear()
+                _graphs[network] = traced(backbone, spec)
+            fast = compiled(_graphs[network], spec, precision, threads)
         _kept[key] = fast
         for oldest in list(_kept)[:-MOST_KEPT]:
             del _kept[oldest]
@@ -118,10 +125,14 @@ def conversion_key(backbone: nn.Module, spec: InputSpec) -> tuple[object, ...]:
     return (weights_hash(backbone), *network_key(backbone, features), spec)
 
 
-@torch.no_grad()
 def convert(backbone: nn.Module, spec: InputSpec, precision: str, threads: int) -> OpenVinoPass:
-    """Trace the network on one picture, and compile the trace. The weights are copied."""
-    openvino = load()
+    return compiled(traced(backbone, spec), spec, precision, threads)
+
+
+@torch.no_grad()
+def traced(backbone: nn.Module, spec: InputSpec) -> Any:
+    """What the network does with one picture, as OpenVINO's graph. The weights are copied."""
+    load()
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
@@ -135,10 +146,14 @@ def convert(backbone: nn.Module, spec: InputSpec, precision: str, threads: int) 
         frontend = FrontEndManager().load_by_framework("pytorch")
         graph = frontend.convert(frontend.load(decoder))
     graph.reshape(list(example.shape))
+    return graph
+
+
+def compiled(graph: Any, spec: InputSpec, precision: str, threads: int) -> OpenVinoPass:
     settings = {
         "PERFORMANCE_HINT": "THROUGHPUT",
         "INFERENCE_PRECISION_HINT": NAMES[precision],
         "INFERENCE_NUM_THREADS": threads,
         "ENABLE_CPU_PINNING": False,  # other programs use the cores too
     }
-    return OpenVinoPass(openvino.Core().compile_model(graph, "CPU", settings), spec)
+    return OpenVinoPass(load().Core().compile_model(graph, "CPU", settings), spec)

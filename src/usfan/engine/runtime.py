@@ -153,6 +153,12 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
+def give_memory_back() -> None:
+    """Give freed memory back to the system. The sizes that one pass needs rarely fit into the gaps of another."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def seed_everything(*numbers: int, part: int = 0) -> None:
     """Seed torch's global generator (dropout, initial weights) from a few numbers: a run resumed there draws the same.
 

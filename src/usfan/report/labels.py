@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from usfan.adaptation.label_evidence import LabelEvidence
 from usfan.adaptation.verdict import exchange_note, measured_verdict
 from usfan.data.few_labels import JUDGE, NAME, SKIP
 from usfan.errors import printable
@@ -13,6 +14,7 @@ from usfan.labelling.answers import Answer, answer_table
 from usfan.maths.model_comparison import compare_models
 from usfan.metrics.stored_images import MOST_NAME, ImageTable
 from usfan.report.blocks import Block, Gallery, Note, Thumbnail
+from usfan.report.formatting import is_number, mapping
 from usfan.report.gallery import thumbnails_of
 from usfan.report.run import Run
 
@@ -20,18 +22,38 @@ OPEN = "The labels of these images settle most; below each, the prediction. `usf
 ANSWERS = "The last ones first: your label, and the prediction if it differs."
 
 
+def judged_by_answers(run: Run) -> Run:
+    """The run with the verdict of all answers, if some came after its own."""
+    images = run.images
+    if images is None or images.paths is None or not run.answers:
+        return run
+    table = answer_table(shown_answers(run, images), JUDGE, images.paths, images.classes)
+    comparison = compare_models(*images.judged, table)
+    before = mapping(run.metrics.get("labelled")).get("number")
+    if comparison.answers <= (before if is_number(before) else 0):
+        return run
+    changes = {
+        "verdict": measured_verdict(comparison).to_dict(),
+        "labelled": LabelEvidence(comparison).to_dict(),
+    }
+    return dataclasses.replace(run, metrics=run.metrics | changes)
+
+
+def shown_answers(run: Run, images: ImageTable) -> list[Answer]:
+    """Those about images of the run."""
+    paths = set(images.paths or [])
+    return [answer for answer in run.answers if answer.image in paths]
+
+
 def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block]:
     """At most `most` images in a gallery; nothing for a run that asks nothing."""
     paths = images.paths or []
     rows = {path: row for row, path in enumerate(paths) if path}
-    answers = [answer for answer in run.answers if answer.image in rows]
+    answers = shown_answers(run, images)
     blocks: list[Block] = []
     if answers:
-        table = answer_table(answers, JUDGE, paths, images.classes)
-        comparison = compare_models(*images.judged, table)
-        if comparison.answers:
-            blocks.append(Note(measured_verdict(comparison).in_folder(run.folder)))
-        every = torch.maximum(table, answer_table(answers, NAME, paths, images.classes))
+        tables = [answer_table(answers, kind, paths, images.classes) for kind in (JUDGE, NAME)]
+        every = torch.maximum(*tables)
         note = exchange_note(images.judged[1], every, images.classes)
         if note:
             blocks.append(Note(note.strip()))

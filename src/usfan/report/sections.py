@@ -14,7 +14,7 @@ from usfan.report.charts import (
 )
 from usfan.report.gallery import changed_images, galleries, sure_and_unsure_images
 from usfan.report.glossary import glossary_table
-from usfan.report.labels import label_blocks
+from usfan.report.labels import judged_by_answers, label_blocks
 from usfan.report.overview import Overview, overview
 from usfan.report.run import Run
 from usfan.report.tables import (
@@ -63,6 +63,7 @@ def run_part(
     thumbnails: int,
 ) -> RunPart:
     """At most `points` images on a map, and `thumbnails` images in a gallery."""
+    run = judged_by_answers(run)
     figures: list[Block] = []
     is_adaptation = run.kind == "adapt"
     if not is_adaptation:

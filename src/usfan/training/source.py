@@ -16,7 +16,13 @@ from usfan.config import RuntimeConfig, TrainConfig, make_config
 from usfan.data.sources import ImageData
 from usfan.data.store import Store
 from usfan.data.views import InputSpec
-from usfan.engine.features import BackboneAlone, features_of, on_features
+from usfan.engine.features import (
+    BackboneAlone,
+    features_of,
+    is_streamed,
+    on_features,
+    streamed_features,
+)
 from usfan.engine.loop import Batch, Loop, Progress
 from usfan.engine.passes import Feeder, engine_store, forward_store, prepare
 from usfan.engine.runtime import Runtime, permutation, seed_everything, start_runtime
@@ -76,13 +82,17 @@ def train_source(
     architecture = {"backbone": config.backbone, **layers, "pretrained": backbone.weights}
     network = Classifier(backbone.module, backbone.features, len(classes), **layers)
     network = prepare(network, spec, runtime, steps=True)
-    store = engine_store(images, spec, runtime)
+    alone = BackboneAlone.of(network)
+    if config.tune == "new" and is_streamed(images, runtime):
+        (store,), _ = streamed_features([(alone, spec)], images, spec, runtime, torch.arange(0))
+    else:
+        store = engine_store(images, spec, runtime)
     check_counts(store.labels, classes)
     classifier = network
     if config.tune == "new":
         classifier = on_features(network)
         if not store.is_features:
-            store = features_of(BackboneAlone.of(network), store, spec, runtime)
+            store = features_of(alone, store, spec, runtime)
     summary = Training(classifier, store, spec, config, runtime, run, progress).run()
     if classifier is not network:
         settle_layout(network, runtime.device)
