@@ -162,20 +162,16 @@ def paper_closed_table() -> str:
 
 
 def paper_open_table() -> str:
-    """Open-set figures, and differences to SHOT-IM in the same cells."""
-    cases = first = by_case(paper_rows("open"))
+    """Open-set figures."""
+    cases = by_case(paper_rows("open"))
     figures = {name: label for name, label in OPEN_FIGURES.items() if name != "aupr_unknown"}
     lines = []
     tasks = {row["task"] for rows in cases.values() for row in rows}
     for name, rows in cases.items():
-        line = [marked(name, rows)]
         whole = whole_seeds(rows, tasks)
-        line += [over_seeds(by_seed(whole, lambda r, f=f: r[f])) for f in figures]
-        for figure in ("os", "hos"):
-            line.append("" if name == "shot-im" else difference(rows, first["shot-im"], figure))
-        lines.append(line)
-    header = ["case", *figures.values(), "OS over SHOT-IM", "HOS over SHOT-IM"]
-    return markdown(header, lines)
+        cells = [over_seeds(by_seed(whole, lambda r, f=f: r[f])) for f in figures]
+        lines.append([marked(name, rows), *cells])
+    return markdown(["case", *figures.values()], lines)
 
 
 def suite_table(name: str) -> str:
@@ -354,45 +350,6 @@ def uncertainties_table(setting: str) -> str:
         cells = [over_seeds(by_seed(members, lambda r, c=column: r[c])) for column in columns]
         lines.append([case, *cells])
     return markdown(["certainty from", *columns.values()], lines)
-
-
-MIXINGS = {
-    "best": "best single source, by hindsight",
-    "worst": "other single source",
-    "evidence": "mixed by evidence",
-    "certainty": "mixed by certainty, per sample",
-    "mean": "mean of the models",
-    "learned": "DECISION's weights, after adaptation",
-    "joint": "DECISION, trained together",
-}
-
-
-def several_sources_table(data: str, method: str) -> str:
-    """Accuracy of two sources mixed in each way, task by task."""
-    rows = [
-        r
-        for r in load(f"several-sources-{data}.json")["rows"]
-        if r["method"] in (method, "decision")
-    ]
-    for row in rows:
-        if "single" in row:
-            row |= {"best": max(row["single"]), "worst": min(row["single"])}
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    lines = []
-    for name, title in MIXINGS.items():
-        members = [r for r in rows if name in r]
-        if members:
-            groups = [[r for r in members if r["task"] == task] for task in tasks]
-            lines.append(
-                [
-                    title,
-                    *(
-                        over_seeds(by_seed(group, lambda r, n=name: r[n]))
-                        for group in (*groups, members)
-                    ),
-                ]
-            )
-    return markdown(["", *tasks, "average"], lines)
 
 
 def suite_summary(name: str, *wanted: str) -> str:
@@ -574,7 +531,6 @@ TABLES = {
     "guard-summary": guard_summary_table,
     "uncertainties-closed": functools.partial(uncertainties_table, "closed"),
     "uncertainties-open": functools.partial(uncertainties_table, "open"),
-    "several-office31": functools.partial(several_sources_table, "office31", "u-sfan++"),
     "paper-closed": paper_closed_table,
     "paper-open": paper_open_table,
     "digits": digits_table,
