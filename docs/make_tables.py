@@ -426,11 +426,11 @@ def label_lines(family: str) -> tuple[int, list[list[str]]]:
             cases[row["method"], row["labels"]][row["task"], row["seed"]] = row["accuracy"]
     shared = set.intersection(*(set(values) for values in cases.values()))
     lines = []
-    for method, kind in (
-        ("labels alone", "random"),
-        ("source head", "random"),
-        ("u-sfan++", "random"),
-        ("u-sfan++", "asked"),
+    for method, kind, name in (
+        ("labels alone", "random", "labels alone"),
+        ("source head", "random", "source head"),
+        ("u-sfan++", "random", "u-sfan++"),
+        ("u-sfan++", "asked", "u-sfan++, asked"),
     ):
         cells = []
         for budget in ("none", *(f"{kind}:{count}xK" for count in (1, 2, 5, 10))):
@@ -438,7 +438,7 @@ def label_lines(family: str) -> tuple[int, list[list[str]]]:
             complete = shared <= values.keys()
             mean = statistics.fmean(values[key] for key in shared) if complete else None
             cells.append("–" if mean is None else f"{mean:.1f}")
-        lines.append([f"{method}, {kind} images", *cells])
+        lines.append([name, *cells])
     return len(shared), lines
 
 
@@ -455,9 +455,10 @@ def all_labels_table() -> str:
     lines = []
     for family in dict.fromkeys(row["family"] for row in load("labels.json")["rows"]):
         count, rows = label_lines(family)
-        title = FAMILIES[family].split(" (")[0]
-        lines += [[f"{title} ({count} runs): {name}", *cells] for name, *cells in rows]
-    return markdown(["", *LABEL_BUDGETS], lines)
+        title = f"{FAMILIES[family].split(' (')[0]} ({count})"
+        for number, row in enumerate(rows):
+            lines.append(["" if number else title, *row])
+    return markdown(["runs", "labels of random images", *LABEL_BUDGETS], lines)
 
 
 def replays_table() -> str:

@@ -193,12 +193,9 @@ def history_of(
     settings = dataclasses.asdict(config)
     if classes:
         settings["setting"] = classes["setting"]
+    count = len(mixture.classes)
     verdict = verdict_of(
-        guard.history[-1],
-        estimate,
-        evidence.comparison,
-        classes=len(mixture.classes),
-        in_use=choice,
+        guard.history[-1], estimate, evidence.comparison, classes=count, in_use=choice
     )
     return {
         "method": config.method,

@@ -237,12 +237,12 @@ def say_adapted(
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
         say(f"mixed: {', '.join(weights)}")
     history = model.history
-    kept = (
+    outcome = (
         "the model, adapted by"
         if history["kept_epoch"]
         else "the source model, after a try with"
     )
-    say(f"{out}: {kept} {model.method}")
+    say(f"{out}: {outcome} {model.method}")
     metrics = read_json(Path(out, "metrics.json"))
     verdict = Verdict(**metrics["verdict"])
     say(f"verdict: {verdict.in_folder(shlex.quote(out))}")
