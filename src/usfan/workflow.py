@@ -32,7 +32,7 @@ from usfan.adaptation.tune import MEASURED_IMAGES
 from usfan.adaptation.user_labels import record_user_labels
 from usfan.config import WITHHELD, TrainConfig, make_config
 from usfan.config_checks import MOST_SOURCES
-from usfan.data.few_labels import NONE, FewLabels, few_labels
+from usfan.data.few_labels import NONE, NOT_RANDOM, FewLabels, few_labels
 from usfan.data.images import common_folder
 from usfan.data.labels import some
 from usfan.data.sources import ImageData
@@ -119,6 +119,10 @@ def check(model: SourceModel, data: ImageData, runtime: Runtime, labels: Any = N
     few = None
     if labels is not None:
         few = few_labels(labels, data, model.classes, open_set=True)
+        if few.asked:
+            raise ConfigError(
+                f"{NOT_RANDOM}: they measure nothing about the others. Label images that you draw at random"
+            )
     images, witness = look_at(model, data.without_labels(), runtime)
     return check_model(model, images, runtime, data.where, few, witness)
 

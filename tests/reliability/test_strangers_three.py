@@ -52,6 +52,7 @@ def refuses(capsys):
     ("command", "setting"),
     [
         ("study", {"ray": "ray://127.0.0.1:1"}),
+        ("predict", {"ray": "ray://127.0.0.1:1"}),
         ("train", {"pretrained": "timm"}),
         ("train", {"cache": "somewhere"}),
         ("train", {"out": "somewhere"}),
@@ -456,7 +457,8 @@ def test_no_public_call_tunes_malloc():
         for path in source.rglob("*.py")
         if "keep_freed_memory()" in path.read_text()
     }
-    assert users == {"engine/runtime.py", "cli/edges.py", "study/cluster.py"}
+    workers = {"study/cluster.py", "study/predict_on_ray.py"}
+    assert users == {"engine/runtime.py", "cli/edges.py"} | workers
 
 
 # 12: labels

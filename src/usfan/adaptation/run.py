@@ -120,6 +120,7 @@ class Adaptation:
         self.posterior, self.uncertainty = model.uncertainties_on(runtime.device)
         self.guard = Guard(enabled=config.guard)
         self.judge_name = name_of_judge(inputs)
+        self.judge_runtime = runtime
         self.target_classes: dict[str, object] | None = None
         self.stage_number = -1
         self.terms: list[Term] = []
@@ -281,8 +282,12 @@ class Adaptation:
         if judge is None:
             is_pixels = self.judge_name == IMAGES
             return thumbnails(images, rows, self.runtime) if is_pixels else None
+        pictures = self.inputs.pictures(rows, self.runtime)
         with network_name("judge"):
-            return judge.features(self.inputs.pictures(rows, self.runtime), self.runtime)
+            features = judge.features_at(judge.spec, pictures, self.judge_runtime)
+        # Images of a second look go through the same engine.
+        self.judge_runtime = dataclasses.replace(self.runtime, engine=features.engine)
+        return features.values
 
     def show_guard(self, before: Outputs, rows: Tensor, features: Tensor | None) -> None:
         self.judge_view = features

@@ -79,7 +79,7 @@ class Witness:
 
     def features(self, store: Store, runtime: Runtime) -> Tensor:
         """N × F, of test views at the witness's input size."""
-        return self.features_at(self.spec, store, runtime)
+        return self.features_at(self.spec, store, runtime).values
 
     @functools.cached_property
     def view(self) -> InputSpec:
@@ -89,7 +89,7 @@ class Witness:
     def testimony(self, store: Store, runtime: Runtime) -> Tensor:
         """u, N × (F + C), of whole images."""
         with network_name("witness"):
-            features = self.features_at(self.view, store, runtime)
+            features = self.features_at(self.view, store, runtime).values
         return testimony(features, self.classifier)
 
     def features_at(
@@ -97,11 +97,11 @@ class Witness:
         spec: InputSpec,
         store: Store,
         runtime: Runtime,
-    ) -> Tensor:
+    ) -> Store:
         """N × F, of test views with this input."""
         network = BackboneAlone(self.module.to(runtime.device), channels_last=False)
         images = store.resized(spec.channels, spec.resize)
-        return features_of(network, images, spec, runtime, weights=self.hash).values
+        return features_of(network, images, spec, runtime, weights=self.hash)
 
 
 def whole(spec: InputSpec, module: nn.Module) -> InputSpec:

@@ -7,6 +7,7 @@ Heavy modules are imported inside.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -347,6 +348,7 @@ def predict(
     json: bool = False,
     coverage: float | None = None,
     resume: bool = False,
+    ray: str | None = None,
     uncertainty: Uncertainty = "auto",
     root: str | None = None,
     strict: bool = False,
@@ -362,12 +364,14 @@ def predict(
         json: JSON instead of CSV, one object per line; without --out to standard output.
         coverage: Share of the images that get a label; the others abstain.
         resume: Continue the table of a run that was interrupted.
+        ray: Ray cluster, auto, or local for this machine (usfan[cluster]). What it returns is code: it must be trusted.
     """
     from usfan.cli.edges import (
         answer_stream,
         check_table,
         load_model,
-        open_runtime,
+        open_driver,
+        records_on,
         say_skipped,
     )
     from usfan.data.sources import open_inputs, open_stream
@@ -375,10 +379,10 @@ def predict(
     from usfan.progress import bar, say
 
     is_stream = data == ["-"]
-    check_table(out, coverage, json=json, resume=resume, is_stream=is_stream)
+    check_table(out, coverage, json=json, resume=resume, is_stream=is_stream, ray=ray)
     images = None if is_stream else open_inputs(data, root=root, strict=strict)
     classifier = load_model(model, module, uncertainty)
-    runtime = open_runtime(computing)
+    runtime = open_driver(computing, ray)
     classifier = classifier.to(runtime.device)
     with bar("predicting", None if images is None else len(images)) as display:
         progress = display.advance
@@ -386,11 +390,10 @@ def predict(
             parts = [images] if images else open_stream(root=root, strict=strict)
             count = answer_stream(classifier, parts, out, coverage, runtime, progress, json)
         else:
-            options = {"json_lines": json, "resume": resume}
-            table = Path(out)
-            count = write_predictions(
-                table, classifier, images, coverage, runtime, progress, **options
-            )
+            records_of = records_on(ray, computing, model, module, uncertainty)
+            write = functools.partial(write_predictions, json_lines=json, resume=resume)
+            table = (Path(out), classifier, images, coverage, runtime, progress)
+            count = write(*table, records_of=records_of)
             say_skipped(images)
     if out is not None:
         form = "JSON lines" if json else "CSV (--json writes JSON lines)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import shlex
 import sys
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from usfan.data.sources import ImageData
     from usfan.engine.runtime import Runtime
+    from usfan.metrics.partial_table import Record
     from usfan.store.model import AdaptedModel, SourceModel
     from usfan.store.run_folder import RunFolder
     from usfan.uncertainty.base import FitSettings
@@ -55,8 +58,9 @@ def open_runtime(computing: RuntimeConfig, *, several: bool = False) -> Runtime:
 
 
 def open_driver(computing: RuntimeConfig, ray: str | None) -> Runtime:
-    """The devices of a study. With Ray the workers have devices of their own, and this process needs none."""
-    return open_runtime(RuntimeConfig(device="cpu", precision="32") if ray else computing)
+    """The devices of a study, or of `predict`. With Ray the workers have devices of their own; this process needs
+    none."""
+    return open_runtime(dataclasses.replace(computing, device="cpu") if ray else computing)
 
 
 def load_model(model: str, module: str | None, uncertainty: str) -> SourceModel:
@@ -155,7 +159,13 @@ def save_posterior(
 
 
 def check_table(
-    out: str | None, coverage: float | None, *, json: bool, resume: bool, is_stream: bool
+    out: str | None,
+    coverage: float | None,
+    *,
+    json: bool,
+    resume: bool,
+    is_stream: bool,
+    ray: str | None,
 ) -> None:
     """Whether `predict` can write what it is to write."""
     if out is not None:
@@ -168,6 +178,27 @@ def check_table(
         raise ConfigError(f"coverage must be a number above 0 and at most 1; got {coverage}")
     if resume and (out is None or is_stream):
         raise ConfigError("--resume needs --out, and images that are named again")
+    if ray is not None and (out is None or is_stream):
+        raise ConfigError("--ray needs --out, and images that are named")
+
+
+def records_on(
+    address: str | None,
+    computing: RuntimeConfig,
+    model: str,
+    module: str | None,
+    uncertainty: str,
+) -> Callable[..., Iterable[Record]]:
+    """What gives `write_predictions` the records: Ray at an address, else this process."""
+    from usfan.metrics.predictions import prediction_records
+
+    if address is None:
+        return prediction_records
+    from usfan.study.predict_on_ray import ray_records
+
+    path = os.path.abspath(model) if os.path.exists(model) else model
+    load = functools.partial(load_model, path, module, uncertainty)
+    return functools.partial(ray_records, address, computing, load)
 
 
 def answer_stream(

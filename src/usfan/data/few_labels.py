@@ -7,6 +7,7 @@ filled in as far as one likes.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import re
@@ -26,6 +27,8 @@ from usfan.data.store import Store
 from usfan.errors import DataError, option
 from usfan.maths.decision import SKIPPED
 
+log = logging.getLogger(__name__)
+NOT_RANDOM = "these labels answer questions of `usfan label`, which chose the images"
 NONE = -1
 """Stands for an image without a label."""
 NONE_OF_THESE = "none of these"
@@ -56,6 +59,8 @@ class FewLabels:
     """N: labels to learn from."""
     judge: Tensor
     """N: labels that only compare models; `SKIPPED` for an image that nobody can tell."""
+    asked: bool = False
+    """Whether some answer a question of `usfan label`: their images were chosen, so they are no random sample."""
 
     @property
     def all(self) -> Tensor:
@@ -99,7 +104,10 @@ def only_labelled(
 ) -> ImageData:
     """The images of `data` that the user labelled, with these labels. Without `open_set`, those of the model's
     classes."""
-    table = few_labels(labels, data, classes, open_set=open_set).all
+    few = few_labels(labels, data, classes, open_set=open_set)
+    if few.asked:
+        log.warning("%s: figures of these images alone, not of all", NOT_RANDOM)
+    table = few.all
     labelled = (table >= 0) & (table < len(classes) + open_set)
     if not bool(labelled.any()):
         raise DataError(
@@ -122,8 +130,10 @@ def _tables(
     table = torch.full((len(data),), NONE)
     is_judge = torch.zeros(len(data), dtype=torch.bool)
     skipped = []
+    asked = False
     for place, image, name, question in _rows(labels):
         position = _position(place, image, data, positions, folders)
+        asked |= question is not None
         if name.casefold() == SKIP:
             skipped.append(position)
             continue
@@ -141,21 +151,21 @@ def _tables(
     for position in skipped:
         if table[position] == NONE:
             judge[position] = SKIPPED
-    return FewLabels(torch.where(is_judge, none, table), judge)
+    return FewLabels(torch.where(is_judge, none, table), judge, asked)
 
 
-def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str]]:
-    """Place, image, class name and question of the labels in a file, a mapping or pairs."""
+def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str | None]]:
+    """Place, image, class name and question (None for none) of the labels in a file, a mapping or pairs."""
     if isinstance(labels, (str, os.PathLike)):
         file = absolute(labels)
         for entry in entries_of(read_text(file), os.path.basename(file)):
-            question = (entry.question or NAME).casefold()
-            if question not in (NAME, JUDGE):
+            question = entry.question and entry.question.casefold()
+            if question not in (None, "", NAME, JUDGE):
                 raise DataError(
                     f"{entry.place}question is {NAME} or {JUDGE}, not {one_line(question)}"
                 )
             if entry.label is not None:
-                yield entry.place, entry.path, entry.label, question
+                yield entry.place, entry.path, entry.label, question or None
         return
     items = labels.items() if isinstance(labels, Mapping) else labels
     if not isinstance(items, Iterable):
@@ -167,7 +177,7 @@ def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str]]:
         place = f"labels, item {number}: "
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise DataError(f"{place}expected an image (a path or a position) and its class")
-        yield place, item[0], str(item[1]), NAME
+        yield place, item[0], str(item[1]), None
 
 
 def _position(

@@ -30,6 +30,8 @@ class Store:
     """Names the images and how they were decoded, if they come from a cache folder."""
     batch_form: tuple[int, int] | None = None
     """Channels and side that `batch` converts images to; None: those of `values`."""
+    engine: str = "torch"
+    """The engine that computed the features, one of `engine.inference.engines`."""
 
     def __len__(self) -> int:
         return len(self.values)

@@ -66,15 +66,15 @@ def features_of(
             identity = [weights, str(FORWARD), *network_key(alone.backbone, probes)]
             for engine in engines(spec, runtime, len(store)):
                 caches[engine] = open_cache(identity, store, spec, runtime, width, engine)
-        preferred = next(iter(caches.values()), None)
-        table = None if preferred is None else preferred.read(runtime.device)
+        engine = next(iter(caches), "torch")
+        table = caches[engine].read(runtime.device) if caches else None
         if table is None:  # the engine is chosen anew, whatever else the cache holds
             with feature_pass(network, spec, runtime, sample, len(store)) as (through, engine):
                 if engine in caches:
                     table = from_file(caches[engine], through, store, runtime)
                 else:
                     table = fill(through, store, runtime, width)
-    return dataclasses.replace(store, values=table, batch_form=None)
+    return dataclasses.replace(store, values=table, batch_form=None, engine=engine)
 
 
 def is_streamed(images: ImageData | Store, runtime: Runtime) -> TypeGuard[ImageData]:

@@ -44,7 +44,7 @@ class Runtime:
     rank: int = 0
     world: int = 1
     engine: str = "torch"
-    """Engine of passes without a gradient: auto, torch or openvino."""
+    """Engine of passes without a gradient: auto, torch, openvino, or one with its precision, such as openvino-bf16."""
     engine_precisions: tuple[str, ...] = ("bf16", "32")
     """Precisions that OpenVINO may compute in."""
 

@@ -18,6 +18,7 @@ from usfan.engine.inference import engines
 from usfan.engine.runtime import Runtime
 from usfan.errors import DataError, printable
 from usfan.files import whole_file
+from usfan.maths.outputs import Outputs
 from usfan.metrics.partial_table import BATCH, Record, partial_table
 from usfan.models.backbones import weights_hash
 from usfan.store.model import SourceModel
@@ -46,25 +47,35 @@ def prediction_records(
         for index, outputs in model.predict_batches(
             data, BATCH, runtime=runtime, total=total, progress=progress
         ):
-            prediction = model.to_prediction(outputs)
-            columns = (
-                prediction.names,
-                prediction.probs.amax(dim=1).tolist(),
-                prediction.entropy.tolist(),
-                prediction.weight.tolist(),
-                prediction.unknown.tolist(),
-            )
-            for i, *values in zip(index.tolist(), *columns, strict=True):
+            names = [data.where(i) for i in index.tolist()]
+            records = batch_records(model, outputs, names)
+            for i, record in zip(index.tolist(), records, strict=True):
                 yield from (unreadable_record(data, j) for j in range(position, i))
-                record = dict(zip(COLUMNS, (data.where(i), *values, None), strict=True))
-                if record["unknown"]:
-                    record["label"] = None
                 yield record
                 position = i + 1
     except DataError:
         if data.strict or total is None or position:
             raise
     yield from (unreadable_record(data, j) for j in range(position, len(data)))
+
+
+def batch_records(
+    model: SourceModel, outputs: Outputs, paths: Iterable[str]
+) -> Iterator[Record]:
+    """The records of a batch of images that could be read."""
+    prediction = model.to_prediction(outputs)
+    columns = (
+        prediction.names,
+        prediction.probs.amax(dim=1).tolist(),
+        prediction.entropy.tolist(),
+        prediction.weight.tolist(),
+        prediction.unknown.tolist(),
+    )
+    for path, *values in zip(paths, *columns, strict=True):
+        record = dict(zip(COLUMNS, (path, *values, None), strict=True))
+        if record["unknown"]:
+            record["label"] = None
+        yield record
 
 
 def unreadable_record(data: ImageData, position: int) -> Record:
@@ -83,11 +94,12 @@ def write_predictions(
     *,
     json_lines: bool = False,
     resume: bool = False,
+    records_of: Callable[..., Iterable[Record]] = prediction_records,
 ) -> int:
     """One row per image; an unreadable one has an `error` in place of figures. Gives the number of predictions.
 
     Records wait in OUT.part until all are there. `resume` goes on after those that an interrupted run left there.
-    `json_lines` writes one JSON object per line in place of CSV.
+    `json_lines` writes one JSON object per line in place of CSV. `records_of` gives the records.
     """
 
     def fits(position: int, record: object) -> bool:
@@ -100,7 +112,7 @@ def write_predictions(
             if progress is not None:
                 progress(part.count)
         if len(rest):
-            for record in prediction_records(
+            for record in records_of(
                 model,
                 rest,
                 runtime=runtime,

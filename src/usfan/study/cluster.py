@@ -38,9 +38,11 @@ RETRIES = 3
 PATIENCE = 10.0
 """Seconds until a file that a worker wrote must be there: network disks show it late."""
 OBJECT_STORE = 80 << 20
-"""Bytes of shared memory of a local Ray. Rows are small."""
+"""Bytes of shared memory of a local Ray that runs a study: rows are small."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment of a Ray that listens on the loopback address only, on every system."""
+PRIORITY = {"RAY_worker_niceness": "0"}
+"""Workers have the priority of the command. Ray gives them the lowest, so a busy machine hardly runs them."""
 
 
 def cells_on_ray(study: Suite) -> Iterator[tuple[Row, bool]]:
@@ -112,14 +114,14 @@ def check_resource(
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connected(address: str, object_store: int = OBJECT_STORE) -> Iterator[Any]:
     """Ray at an address, whose answers are code. A connection that this process has already is used, and stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send figures on its use
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: Mapping[str, object] = {}
     with contextlib.ExitStack() as stack:
         if address == LOCAL:
-            options = stack.enter_context(private_ray())
+            options = stack.enter_context(private_ray(object_store))
         try:
             ray = importlib.import_module("ray")
         except ModuleNotFoundError:
@@ -151,10 +153,10 @@ def connect(ray: Any, address: str, options: Mapping[str, object]) -> None:
 
 
 @contextlib.contextmanager
-def private_ray() -> Iterator[dict[str, object]]:
+def private_ray(object_store: int) -> Iterator[dict[str, object]]:
     """Options of a Ray on this machine that nobody else can reach: it listens on the loopback address, wants a token
     that only its processes know, and works in a folder of the user's."""
-    environment = {**LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**LOOPBACK, **PRIORITY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in (*environment, "RAY_AUTH_MODE")}
     os.environ.update(environment)
     os.environ.pop("RAY_AUTH_MODE", None)  # empty, it would mean that no token is needed
@@ -165,7 +167,7 @@ def private_ray() -> Iterator[dict[str, object]]:
         ) as folder:
             yield {
                 "include_dashboard": False,
-                "object_store_memory": OBJECT_STORE,
+                "object_store_memory": object_store,
                 "_temp_dir": f"{folder}/ray",
             }
     finally:
