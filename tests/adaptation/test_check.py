@@ -17,6 +17,7 @@ from small_runs import TINY
 from small_runs import usfan as command
 from tiny_models import tiny_model
 from usfan.adaptation.estimate import of_adapted
+from usfan.errors import ConfigError
 from usfan.maths.agreement import Interval
 from usfan.maths.calibration import matching_temperature
 from usfan.store.model import MixtureModel
@@ -118,6 +119,17 @@ def test_labels_measure(folder, photos, tmp_path):
     assert (result.basis, result.labels) == ("labels", 30)
     assert result.below(90) is True
     assert result.below(70) is False
+
+
+def test_answers_to_questions_are_no_random_sample(folder, photos, tmp_path, caplog):
+    table = labels_of(folder, photos, tmp_path / "labels.csv", wrong=6)
+    path, label = table.read_text().splitlines()[1].split(",")[:2]
+    asked = tmp_path / "asked.csv"
+    asked.write_text(f"path,label,question\n{path},{label},judge\n")
+    with pytest.raises(ConfigError, match="which chose the images"):
+        usfan.check(folder, photos, labels=asked)
+    usfan.evaluate(folder, photos, labels=asked)
+    assert "figures of these images alone" in caplog.text
 
 
 def test_exit_codes_and_files(folder, photos, tmp_path, capsys):

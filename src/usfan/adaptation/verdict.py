@@ -134,8 +134,13 @@ def ask(count: int) -> str:
 
 def difference_text(gain: Interval) -> str:
     """`+10 points (5 to 12)`."""
-    value, low, high = (round(100 * end) for end in (gain.value, gain.low, gain.high))
-    return f"{value:+d} points ({low:+d} to {high:+d})"
+    value, low, high = (points(end) for end in (gain.value, gain.low, gain.high))
+    return f"{value} points ({low} to {high})"
+
+
+def points(share: float) -> str:
+    """`+10`; a decimal more for a loss that would be rounded to 0."""
+    return f"{100 * share:+.{int(-0.005 <= share < 0)}f}"
 
 
 def range_text(share: Interval) -> str:

@@ -18,7 +18,7 @@ from usfan.report.formatting import is_number, mapping
 from usfan.report.gallery import thumbnails_of
 from usfan.report.run import Run
 
-OPEN = "The labels of these images settle most; below each, the prediction. `usfan label RUN` asks for them on a page."
+OPEN = "The labels of these images settle most; below each, the prediction. A page asks for them: usfan label RUN."
 ANSWERS = "The last ones first: your label, and the prediction if it differs."
 
 
@@ -60,7 +60,9 @@ def label_blocks(id: str, run: Run, images: ImageTable, most: int) -> list[Block
         recent = answers[::-1][:most]
         items = thumbnails_of(images, [rows[answer.image] for answer in recent], False)
         marked = [with_answer(*pair) for pair in zip(items, recent, strict=True)]
-        title = f"Answers: {len(answers):,}"
+        compared = sum(answer.question == JUDGE for answer in answers)
+        learned = len(answers) - compared
+        title = f"Answers: {len(answers):,} ({learned:,} to learn from, {compared:,} to compare the models)"
         blocks.append(Gallery(f"{id}-gallery-answers", title, ANSWERS, marked))
     labelled = {answer.image for answer in answers}
     open_rows = [rows[q.path] for q in run.questions if q.path in rows.keys() - labelled][:most]

@@ -27,6 +27,8 @@ VERDICTS = {
     "unknown": ("warn", "not known", "Not known whether adapting helped"),
 }
 """Of a verdict: its colour, its badge, and the headline of a run without labels."""
+NO_DIFFERENCE = ("plain", "no difference", "No difference worth having")
+"""The same if it is not known which model is better, and there is nothing to find out."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ def main_figure(run: Run) -> tuple[str, object, object]:
 
 
 def verdict(run: Run) -> tuple[str, str, str] | None:
-    return VERDICTS.get(str(mapping(run.metrics.get("verdict")).get("value")))
+    value = str(mapping(run.metrics.get("verdict")).get("value"))
+    if value == "unknown" and not next_step(run):
+        return NO_DIFFERENCE
+    return VERDICTS.get(value)
 
 
 def headline(run: Run) -> str:

@@ -41,7 +41,10 @@ MAPS = (
     "Both on the two main axes of the adapted features, each at its own scale; the colour is the predicted class. If "
     "one group has two colours, or two groups have one, look at its images."
 )
-CHANGES = "Whether adapting helped is decided by these images alone. If most of them look wrong, keep the source model."
+CHANGES = (
+    "The surest changes, so they look better than the others. They show nonsense if there is any; the verdict above "
+    "judges the model."
+)
 CLASSES = "Look at the images of classes that gained or lost many predictions."
 NO_LABELS = "The images have no labels, so accuracy, calibration and confusions are left out."
 
