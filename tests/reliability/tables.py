@@ -35,19 +35,20 @@ def number(value: int) -> str:
 
 
 def kill_table() -> str:
-    """Signals, after which a command ends by itself, and kills. What is left behind: half-written files, temporary
-    files, processes."""
+    """Signals, after which a command ends by itself, and kills. What is left behind: tracebacks, half-written files,
+    temporary files, processes."""
+    signals = load("signals")["commands"].values()
+    kills = load("kill")["stages"].values()
+    failures = sum(own["failures"] for own in signals)
     lines = []
-    for name, own in load("signals")["commands"].items():
-        left = own["tracebacks"] + own["half_written"]
-        figures = (own["signals"], own["failures"], left, own["resumed"], own["bit_identical"])
-        lines.append([f"{name}, signals", *figures])
-    for name, own in load("kill")["stages"].items():
-        left = own["half_written_files"] + own["parts_left"] + own["decoders_left"]
-        figures = (own["kills"], "–", left, own["resumed"], own["bit_identical"])
-        lines.append([f"{name}, kills", *figures])
-    header = ["command", "times", "failures", "left behind", "resumed", "same bits"]
-    return markdown(header, lines)
+    for name, runs, count, failed, left in (
+        ("signals", signals, "signals", failures, ("tracebacks", "half_written")),
+        ("kills", kills, "kills", "–", ("half_written_files", "parts_left", "decoders_left")),
+    ):
+        behind = sum(own[figure] for own in runs for figure in left)
+        sums = [sum(own[n] for own in runs) for n in (count, "resumed", "bit_identical")]
+        lines.append([name, sums[0], failed, behind, *sums[1:]])
+    return markdown(["", "times", "failures", "left behind", "resumed", "same bits"], lines)
 
 
 def disk_table() -> str:
