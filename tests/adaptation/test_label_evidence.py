@@ -63,7 +63,8 @@ def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected)
     assert decision.kept == expected
     assert decision.epoch == (5 if expected == "adapted" else 0)
     sign = "+" if expected == "adapted" else "-"
-    assert decision.reason.startswith(f"your labels decide: {sign}")
+    verb = "lean to it" if evidence.preference[1].decision.value == "not yet" else "decide"
+    assert decision.reason.startswith(f"your labels {verb}: {sign}")
 
 
 def test_answers_of_which_none_counts_say_nothing():
