@@ -201,12 +201,9 @@ def test_without_labels_a_few_plain_lines_say_what_came_of_it(model, folder, tmp
     out = adapt_tiny(model, flat, tmp_path / "run")
     lines = capsys.readouterr().err.strip().splitlines()
     metrics = json.loads((out / "metrics.json").read_text())
-    kept = (
-        "the model, adapted by"
-        if metrics["kept_epoch"]
-        else "the source model, after a try with"
-    )
-    assert lines[0] == f"{out}: {kept} u-sfan"
+    tried = "adaptation was tried with u-sfan; the source model is kept"
+    kept = "the model, adapted by u-sfan" if metrics["kept_epoch"] else tried
+    assert lines[0] == f"{out}: {kept}"
     assert lines[1].startswith(f"verdict: {metrics['verdict']['sentence']}")
     assert lines[2] == f"guard: {metrics['guard']['reason']}"
     assert lines[3].startswith("classes of the target: ")

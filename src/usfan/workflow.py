@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from usfan.adaptation.check import Check, check_model, look_at
 from usfan.adaptation.forecast import describe_plan
 from usfan.adaptation.inputs import prepare
+from usfan.adaptation.naming import name_target
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
 from usfan.adaptation.run import run as run_adaptation
 from usfan.adaptation.several import mix_adapted, passes_of, with_passes
@@ -41,9 +42,10 @@ from usfan.data.views import InputSpec
 from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError, option
+from usfan.errors import ConfigError, DataError, option
 from usfan.files import write_json
 from usfan.labelling.questions import save_questions
+from usfan.labelling.target import LabelTarget
 from usfan.maths.decision import SKIPPED
 from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
@@ -314,7 +316,8 @@ def adapt_several(
         with open_output(member_output, member_record, runtime) as member_folder:
             if member_folder is not None and member_folder.finished() is not None:
                 saved = load_adapted(member_folder.path, source.module)
-                members.append(with_passes(source.load(), saved, images, runtime))
+                member = with_passes(source.load(), saved, images, runtime)
+                members.append(with_naming(member, member_folder.path))
                 continue
             with display(f"adapting {number} of {len(sources)}") as progress:
                 few = reorder_labels(labels, sources[0].classes, source.classes)
@@ -339,6 +342,17 @@ def adapt_several(
     if folder is not None:
         folder.log("mixed", shares=list(mixture.shares))
     return mixture
+
+
+def with_naming(member: AdaptedModel, folder: Path) -> AdaptedModel:
+    """The clusters of the target as the run of the member stored them; none in a private run."""
+    try:
+        target = LabelTarget.of_run(folder)
+    except DataError:
+        return member
+    naming = name_target(target.view, target.names, target.setting)
+    passes = dataclasses.replace(passes_of(member), naming=naming)
+    return dataclasses.replace(member, passes=passes)
 
 
 def keep_witness(folder: RunFolder | None, record: Mapping[str, str] | None) -> None:
@@ -478,7 +492,7 @@ def save_adaptation(
 def withhold_witness(folder: RunFolder, metrics: dict[str, Any]) -> None:
     """Take the place of the witness, and the name that it has from there, out of the figures and out of its record."""
     metrics["settings"] = {**metrics["settings"], "witness": WITHHELD}
-    if metrics["witness"] is not None:
+    if metrics.get("witness") is not None:
         metrics["witness"] = {**metrics["witness"], "name": WITHHELD}
         write_json(folder.path / WITNESS, metrics["witness"])
 

@@ -160,9 +160,9 @@ def test_doubt_about_names_lowers_only_the_lower_end():
 @pytest.mark.parametrize(
     ("figures", "why"),
     [
-        ({"structure": 0.2}, "follow only 20%"),
-        ({"structure": 0.5, "pretrained": False}, "follow only 50%"),
-        ({"doubt": 0.3}, "30% of the images are in doubt"),
+        ({"structure": 0.2}, "follow only 20 %"),
+        ({"structure": 0.5, "pretrained": False}, "follow only 50 %"),
+        ({"doubt": 0.3}, "30 % of the images are in doubt"),
         ({"doubt": None}, "too few images"),
         ({"count": 20}, "too few images"),
     ],

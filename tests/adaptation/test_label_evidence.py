@@ -13,7 +13,7 @@ from usfan.adaptation.estimate import with_labels
 from usfan.adaptation.guard import GuardDecision
 from usfan.adaptation.label_evidence import LabelEvidence
 from usfan.data.few_labels import few_labels
-from usfan.labelling.questions import given_answers
+from usfan.labelling.questions import user_answers
 from usfan.labelling.target import LabelTarget
 from usfan.maths.agreement import Interval
 from usfan.maths.decision import Decision, comparison_order
@@ -63,7 +63,8 @@ def test_the_guard_follows_labels_if_they_speak(kept, judged, learned, expected)
     assert decision.kept == expected
     assert decision.epoch == (5 if expected == "adapted" else 0)
     sign = "+" if expected == "adapted" else "-"
-    assert decision.reason.startswith(f"your labels decide: {sign}")
+    verb = "lean to it" if evidence.preference[1].decision.value == "not yet" else "decide"
+    assert decision.reason.startswith(f"your labels {verb}: {sign}")
 
 
 def test_answers_of_which_none_counts_say_nothing():
@@ -113,7 +114,7 @@ def test_a_skipped_image_does_not_end_the_judgement(source, tmp_path):
     model = usfan.adapt(source, data, "shot", labels=answers, **QUICK)
     assert model.history["labelled"]["number"] == len(data) - 1
     few = few_labels(answers, data, source.classes)
-    given = [answer.label for answer in given_answers(few, data, source.classes)]
+    given = [answer.label for answer in user_answers(few, data, source.classes, range(len(data)))]
     assert given.count("skip") == 1
     other = reorder_labels(few, source.classes, source.classes[::-1])
     assert other.judge[order[1]] == few.judge[order[1]]

@@ -292,7 +292,7 @@ class Guard:
     def finish(self) -> GuardDecision:
         if self.enabled:
             return choose_epoch(self.history)
-        reason = "guard off: the last iterate is kept"
+        reason = "guard off; the model after the last epoch is kept"
         return GuardDecision("adapted", self.latest, reason, self.latest)
 
     def score_of(self, epoch: int) -> EpochScore:

@@ -91,6 +91,8 @@ def prepare(
     witness: Tensor | None = None,
 ) -> Inputs:
     """The inputs for a plan. `witness`: a description of the images that the caller brings."""
+    if isinstance(images, ImageData):
+        images = images.without_labels()
     check_images(plan, images, labels)
     network = copy.deepcopy(source.classifier)
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)
@@ -101,7 +103,7 @@ def prepare(
     data = None
     store = None
     if is_streamed(images, runtime) and stays_frozen(plan, source, backbone_hash):
-        data = images.without_labels()
+        data = images
         judged = first_rows(len(data), len(source.classes))
         store, description, images = look_once(
             network, source.spec, describer, data, runtime, judged

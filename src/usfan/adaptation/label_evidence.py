@@ -45,7 +45,7 @@ class LabelEvidence:
         """From N predictions of both models, N labels that only compare them, and the naming with its lesson."""
         held_out = None
         table = torch.full_like(before, NO_ANSWER).cpu()
-        if naming is not None and naming.lesson is not None:
+        if naming is not None:
             held_out = compare_by_lesson(before, naming)
             table[naming.labels.all_rows.cpu()] = SKIPPED
         if comparison_labels is None or not bool((comparison_labels >= 0).any()):
@@ -93,7 +93,8 @@ class LabelEvidence:
             return decision
         model, comparison = self.preference
         gain = difference_text(comparison.decision.difference)
-        reason = f"your labels decide: {gain} by {comparison.answers} labels"
+        verb = "lean to it" if comparison.decision.value == "not yet" else "decide"
+        reason = f"your labels {verb}: {gain} by {comparison.answers} labels"
         if model == "adapted":
             return GuardDecision("adapted", latest, f"{reason}; adapted model kept", latest)
         return GuardDecision("source", 0, f"{reason}; source model kept", decision.candidate)

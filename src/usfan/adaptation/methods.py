@@ -109,9 +109,6 @@ class Method:
             docs |= field_docs(kind)
         return docs
 
-    def has(self, kind: type[Term]) -> bool:
-        return any(isinstance(term, kind) for term in self.terms)
-
     def with_settings(self, values: Mapping[str, Setting]) -> Method:
         """The same method with other values for some of its settings. A setting of several terms is one setting."""
         known = self.settings()

@@ -50,6 +50,7 @@ from usfan.errors import option
 from usfan.maths.calibration import matching_temperature
 from usfan.maths.names import TargetNaming, View
 from usfan.maths.outputs import Outputs, check_finite
+from usfan.maths.unknown import UnknownRule
 from usfan.maths.user_labels import UserLabels
 from usfan.maths.validators import validate
 from usfan.models.classifier import Classifier, settle_layout
@@ -176,11 +177,12 @@ class Adaptation:
             self.decide_setting(before, class_probs)
         self.guidance = make_guidance(self.plan, self.inputs, self.runtime, self.uncertainty)
         labels = self.inputs.user_labels
-        self.naming = self.name_images(before, class_probs, labels)
+        view = self.cluster_view(before)
+        self.naming = self.name_images(view, class_probs, labels)
         # The user's labels settle names, so the source model's doubt is measured without them.
         source_naming = self.naming
         if labels is not None:
-            source_naming = self.name_images(before, class_probs, None)
+            source_naming = self.name_images(view, class_probs, None)
         self.source_doubt = share_in_doubt(source_naming)
         self.open_guard(before)
         self.context = self.make_context(before)
@@ -207,12 +209,14 @@ class Adaptation:
         self.look_again(before, after)
         decision = self.guard.finish()
         self.decisions = (self.predictions(before), self.predictions(after))
-        if not collapsed:
+        self.adapted_outputs = after
+        epoch = self.guard.judged.epoch
+        if epoch > 0:
             self.evidence = LabelEvidence.of(
                 *self.decisions, self.inputs.comparison_labels, self.naming
             )
             if self.guard.enabled:
-                decision = self.evidence.follow(decision, self.guard.latest)
+                decision = self.evidence.follow(decision, epoch)
         if decision.epoch == 0:
             self.classifier.load_state_dict(self.source_state)
             after = before
@@ -245,15 +249,19 @@ class Adaptation:
         log.info("setting %s: %s", setting, self.target_classes["reason"])
         self.set_plan(self.plan.with_setting(setting))
 
-    def name_images(
-        self, before: Outputs, class_probs: Tensor, labels: UserLabels | None
-    ) -> TargetNaming | None:
-        """Clusters of the target, named by the source model's N × K predictive and the user; None if there is nothing
-        to cluster."""
+    def cluster_view(self, before: Outputs) -> View | None:
+        """The view in which the target is clustered; None if there is nothing to cluster."""
         if min(before.logits.shape) < 2:
             return None
         witness = self.inputs.witness
-        view = View.of(before.features if witness is None else witness)
+        return View.of(before.features if witness is None else witness)
+
+    def name_images(
+        self, view: View | None, class_probs: Tensor, labels: UserLabels | None
+    ) -> TargetNaming | None:
+        """Clusters of the target, named by the source model's N × K predictive and the user."""
+        if view is None:
+            return None
         return name_target(view, class_probs, self.plan.config.setting, labels)
 
     def second_view(self, before: Outputs) -> Callable[[Tensor], Tensor] | None:
@@ -521,13 +529,9 @@ class Adaptation:
         history = self.history(decision, seconds, estimate)
         temperature = self.confidence_temperature(decision, after, estimate)
         after = dataclasses.replace(after, probs=(after.logits / temperature).softmax(dim=1))
-        method = self.plan.method
         if self.folder is not None and self.runtime.rank == 0:
             epochs = self.schedule.epochs
             self.folder.log("kept", epoch=decision.epoch, of=epochs, reason=decision.reason)
-        rule = None
-        if self.guidance.rejects:
-            rule = method.split.rule(after, method.split.decision)
         unreadable = self.store.unreadable
         passes = Passes(
             before,
@@ -545,15 +549,20 @@ class Adaptation:
             self.source.spec,
             self.source.architecture,
             summary_of(history),
-            method.certainty.temperature,
+            self.plan.method.certainty.temperature,
             self.plan.config.samples,
             temperature,
             self.uncertainty,
-            method.name,
-            rule,
+            self.plan.method.name,
+            self.unknown_rule(after),
             history,
             passes,
         )
+
+    def unknown_rule(self, outputs: Outputs) -> UnknownRule | None:
+        """The rule of a model with these outputs; None in closed set."""
+        split = self.plan.method.split
+        return split.rule(outputs, split.decision) if self.guidance.rejects else None
 
     def estimate(self, epoch: int) -> AccuracyEstimate:
         """Accuracy of the source model and of the one after an epoch."""
@@ -631,8 +640,20 @@ class Adaptation:
         """The adapted model, beside the source model that stays in use because the guard cannot tell."""
         network = copy.deepcopy(model.classifier)
         network.load_state_dict({**network.state_dict(), **self.guard.state})
-        summary = {**model.summary, "kept_epoch": decision.candidate}
-        return dataclasses.replace(model, classifier=network, summary=summary, passes=None)
+        kept = dataclasses.replace(decision, epoch=decision.candidate)
+        estimate = self.estimate(kept.epoch)
+        outputs = self.adapted_outputs
+        temperature = self.confidence_temperature(kept, outputs, estimate)
+        probs = (outputs.logits / temperature).softmax(dim=1)
+        figures = {"kept_epoch": kept.epoch, "estimated_accuracy": estimate.to_dict()}
+        return dataclasses.replace(
+            model,
+            classifier=network,
+            summary={**model.summary, **figures},
+            confidence_temperature=temperature,
+            unknown_rule=self.unknown_rule(dataclasses.replace(outputs, probs=probs)),
+            passes=None,
+        )
 
 
 def summary_of(history: dict[str, Any]) -> dict[str, Any]:

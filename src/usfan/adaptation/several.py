@@ -187,7 +187,7 @@ def history_of(
                 "reason": reason,
             }
         )
-    adapted = any(model.history.get("kept_epoch", 1) for model in members)
+    adapted = any(model.summary.get("kept_epoch", 1) for model in members)
     choice = "adapted" if adapted else "source"
     classes = joint_setting(names, members)
     settings = dataclasses.asdict(config)
@@ -203,6 +203,7 @@ def history_of(
         "kept_epoch": int(adapted),
         "sources": sources,
         "classes": classes,
+        "setting": naming_setting(mixture, config),
         "guard": {"on": config.guard, "kept": choice, "reason": "; ".join(reasons)},
         "doubt": None if doubt is None else round(doubt, 4),
         "verdict": verdict.to_dict(),
@@ -213,6 +214,12 @@ def history_of(
         "seconds": round(sum(float(model.history.get("seconds", 0.0)) for model in members), 3),
         "records": records,
     }
+
+
+def naming_setting(mixture: MixtureModel, config: AdaptConfig) -> str:
+    """The setting by which clusters were named."""
+    naming = passes_of(mixture).naming
+    return config.setting if naming is None else naming.setting
 
 
 def joint_setting(

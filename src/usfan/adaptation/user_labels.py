@@ -11,9 +11,10 @@ from usfan.store.model import AdaptedModel
 def record_user_labels(model: AdaptedModel, labels: UserLabels) -> None:
     """Write into the model how many labels it learned from, and which images they belong to."""
     assert model.passes is not None
-    summary = {"count": len(labels), "classes": len(labels.labels.unique())}
+    classes = len(labels.labels.unique()) + bool(len(labels.new_rows))
+    summary = {"count": len(labels.all_rows), "classes": classes}
     model.history["labels"] = summary
     for stored in (model, model.alternative):
         if stored is not None:
             stored.summary = {**stored.summary, "labels": summary}
-    model.passes = dataclasses.replace(model.passes, labelled=labels.rows.cpu())
+    model.passes = dataclasses.replace(model.passes, labelled=labels.all_rows.cpu())

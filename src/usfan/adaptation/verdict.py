@@ -57,9 +57,11 @@ def verdict_of(
 ) -> Verdict:
     """From the guard's figures of the model that it judged, the estimated accuracies of both models, and what the
     user's labels say: about random images, or those that it learned from, held out in turn. Until it is known which
-    model is better, the sentence says which one is `in_use`: source or adapted."""
+    model is better, and after a collapse, the sentence says which one is `in_use`: source or adapted."""
     verdict = judgement(score, estimate, comparison, classes)
-    if verdict.value != "unknown" or (comparison is None and score.changed == 0):
+    answered = comparison is not None and comparison.answers > 0
+    is_open = verdict.value == "unknown" and (answered or score.changed > 0)
+    if not is_open and (answered or not score.collapse):
         return verdict
     return replace(verdict, sentence=f"{verdict.sentence} The {in_use} model is in use.")
 
@@ -73,8 +75,7 @@ def judgement(
     if comparison is not None and comparison.answers:
         return measured_verdict(comparison)
     if score.collapse:
-        sentence = f"The adapted model collapsed: {score.collapse}."
-        return Verdict("worse", f"{sentence} The source model stays in use.")
+        return Verdict("worse", f"The adapted model collapsed: {score.collapse}.")
     if score.changed == 0:
         return Verdict("unknown", "No prediction changed: there is nothing to compare.")
     before = estimate.before

@@ -268,12 +268,10 @@ def say_adapted(
         weights = [f"{s:.2f} {path}" for s, path in zip(model.shares, sources, strict=True)]
         say(f"mixed: {', '.join(weights)}")
     history = model.history
-    outcome = (
-        "the model, adapted by"
-        if history["kept_epoch"]
-        else "the source model, after a try with"
-    )
-    say(f"{out}: {outcome} {model.method}")
+    outcome = f"adaptation was tried with {model.method}; the source model is kept"
+    if history["kept_epoch"]:
+        outcome = f"the model, adapted by {model.method}"
+    say(f"{out}: {outcome}")
     metrics = read_json(Path(out, "metrics.json"))
     verdict = Verdict(**metrics["verdict"])
     say(f"verdict: {verdict.in_folder(shlex.quote(out))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from usfan.data.few_labels import JUDGE, NAME, NONE_OF_THESE, SKIP, FewLabels
@@ -91,11 +91,13 @@ def save_questions(
     passes = passes_of(model)
     if passes.naming is None:
         return 0
-    if few is not None:
-        write_answers(folder / ANSWERS_FILE, given_answers(few, data, model.classes))
     rows = range(len(passes.after))
     images = image_names(passes, passes.positions.new_tensor(list(rows)), data)
-    answers = learned_answers(model, images)
+    answers = []
+    if few is not None:
+        positions = set(passes.positions.tolist())
+        answers = user_answers(few, data, model.classes, positions)
+        write_answers(folder / ANSWERS_FILE, answers)
     board = Board(LabelTarget.of_model(model, images), answers, naming=passes.naming)
     asked = questions_of(board, None)
     certainty = certainty_weights(passes.after.posterior_probs)
@@ -117,13 +119,17 @@ def save_questions(
     return len(asked)
 
 
-def given_answers(few: FewLabels, data: ImageData, classes: Sequence[str]) -> list[Answer]:
-    """The user's labels as answers."""
+def user_answers(
+    few: FewLabels, data: ImageData, classes: Sequence[str], positions: Container[int]
+) -> list[Answer]:
+    """The user's labels as answers, of the images at these positions: others cannot be read."""
     names = [*classes, NONE_OF_THESE]
     answers = []
     for kind, table in ((NAME, few.learn), (JUDGE, few.judge)):
         for position in (table >= 0).nonzero().flatten().tolist():
-            answers.append(Answer(data.where(position), names[int(table[position])], kind))
+            if position in positions:
+                answers.append(Answer(data.where(position), names[int(table[position])], kind))
     for position in (few.judge == SKIPPED).nonzero().flatten().tolist():
-        answers.append(Answer(data.where(position), SKIP, JUDGE))
+        if position in positions:
+            answers.append(Answer(data.where(position), SKIP, JUDGE))
     return answers

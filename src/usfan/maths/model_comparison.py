@@ -45,11 +45,6 @@ class ModelComparison:
     held_out: bool = False
     """Whether the adapted model learned from these images, each held out in turn."""
 
-    @property
-    def difference(self) -> float:
-        """Accuracy of the adapted model minus that of the source model."""
-        return self.adapted.value - self.source.value
-
 
 def compare_models(before: Tensor, after: Tensor, answers: Tensor) -> ModelComparison:
     """From N predictions of the source model and of the adapted one, and N answers (`NO_ANSWER` for none, `SKIPPED` for
