@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FENCE = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", flags=re.M | re.S)
 PROGRESS = re.compile(
-    r"^(features|model|source model|witness|judge|training|adapting|decoding|fitting|predicting|"
+    r"^(features|model|source model|model and witness|witness|judge|training|adapting|decoding|fitting|predicting|"
     r"evaluating): .*\n",
     flags=re.M,
 )
