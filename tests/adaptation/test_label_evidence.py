@@ -114,7 +114,9 @@ def test_a_skipped_image_does_not_end_the_judgement(source, tmp_path):
     model = usfan.adapt(source, data, "shot", labels=answers, **QUICK)
     assert model.history["labelled"]["number"] == len(data) - 1
     few = few_labels(answers, data, source.classes)
-    given = [answer.label for answer in user_answers(few, data, source.classes, range(len(data)))]
+    given = [
+        answer.label for answer in user_answers(few, data, source.classes, range(len(data)))
+    ]
     assert given.count("skip") == 1
     other = reorder_labels(few, source.classes, source.classes[::-1])
     assert other.judge[order[1]] == few.judge[order[1]]
