@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 NETWORK = "test_resnet"
 STEPS = {
     "every setting gets a value": "make_plan",
-    "images, decoded once": "decode",
+    "witness: chosen": "find_witness",
+    "images: decoded once": "look_once",
     "tune: which layers move": "choose_store",
-    "witness: describes the images": "describe",
     "judge: chosen for the guard": "choose_judge",
     "your labels, if there are any": "of_table",
     "the source model looks": "begin",
