@@ -520,6 +520,7 @@ TABLES = {
     "labels-leaf": functools.partial(labels_table, "leaf"),
     "labels": all_labels_table,
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
+    "estimates-confidence": functools.partial(estimates_table, "estimates-confidence"),
     "class-sets": class_sets_table,
     "growth": growth_table,
     "against": against_table,
