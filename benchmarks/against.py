@@ -1,12 +1,12 @@
 """This checkout against another one, in the same run: seconds, CPU seconds and peak memory of whole commands.
 
-    python benchmarks/against.py OUT.json --other CHECKOUT --images FOLDER [--packed FOLDER] [--cases adapt predict …]
+    python benchmarks/against.py OUT.jsonl --other CHECKOUT --images FOLDER [--packed FOLDER] [--cases adapt predict …]
 
-CHECKOUT is a working tree of another commit. Packages that only one side needs go in front of its path:
---more DIR for this one (OpenVINO), --other-more DIR for the other. FOLDER is `domain/class/*.jpg` of Office-31 for the
-commands, and for `six` what `studies.pack` makes. The sides take turns. On a machine that others use too, CPU seconds
-say more than seconds, and ratios more than either. Memory is the proportional set size of the whole process tree,
-sampled ten times a second, so a page that two processes share counts once.
+CHECKOUT is a working tree of another commit; without one, this checkout is measured alone. Packages that only one side
+needs go in front of its path: --more DIR for this one (OpenVINO), --other-more DIR for the other. FOLDER is
+`domain/class/*.jpg` of Office-31 for the commands, and for `six` what `studies.pack` makes. The sides take turns. On a
+machine that others use too, CPU seconds say more than seconds, and ratios more than either. Memory is the proportional
+set size of the whole process tree, sampled ten times a second, so a page that two processes share counts once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Side:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--other", type=Path, required=True)
+    parser.add_argument("--other", type=Path)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--packed", type=Path)
     parser.add_argument("--more")
@@ -61,10 +61,9 @@ def main() -> None:
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS)
     parser.add_argument("--work", type=Path)
     options = parser.parse_args()
-    sides = [
-        Side("this", HERE, options.more),
-        Side("other", options.other.resolve(), options.other_more),
-    ]
+    sides = [Side("this", HERE, options.more)]
+    if options.other is not None:
+        sides.append(Side("other", options.other.resolve(), options.other_more))
     with tempfile.TemporaryDirectory() as name:
         work = options.work or Path(name)
         rows = []
@@ -80,8 +79,8 @@ def measurements(
     model = work / "model"
     if not model.is_dir():  # by the other side: formats are read by what is newer
         data = options.images / "webcam"
-        call = sides[1].usfan("train", data, "--out", model, *NETWORK, "--epochs", 10)
-        run(call, sides[1])
+        call = sides[-1].usfan("train", data, "--out", model, *NETWORK, "--epochs", 10)
+        run(call, sides[-1])
     for case in options.cases:
         for count in options.counts if case in ("adapt", "predict", "check") else [1]:
             data = files(options.images, work, count)
@@ -89,6 +88,7 @@ def measurements(
                 if case == "check" and not has_command(side, "check"):
                     continue
                 row: dict[str, object] = {"case": case, "images": count, "side": side.name}
+                row["engine"] = "OpenVINO" if side.more and side.name == "this" else "torch"
                 yield row | measure(case, side, options, work, model, data)
 
 

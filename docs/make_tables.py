@@ -304,6 +304,31 @@ def growth_table() -> str:
     )
 
 
+def against_table() -> str:
+    """CPU seconds and peak memory of commands, beside those of an older commit."""
+    text = (HERE / "results" / "against.jsonl").read_text(encoding="utf-8")
+    lines = []
+    older: dict[tuple, dict] = {}
+    rows = [json.loads(line) for line in text.splitlines()]
+    for row in rows:
+        if row["side"] == "other":
+            older[row["case"], row["images"]] = row
+    for row in rows:
+        other = older.get((row["case"], row["images"]))
+        if row["side"] == "other":
+            continue
+        cells = [f"{row['cpu']:.0f} s", f"{row['peak_mib']:,} MiB"]
+        if other is None:
+            cells += ["", "", ""]
+        else:
+            cells += [f"{other['cpu']:.0f} s", f"{other['peak_mib']:,} MiB"]
+            cells.append(f"{row['cpu'] / other['cpu']:.2f}")
+        name = f"{row['case']}, {row['images']:,} images, {row['engine']}"
+        lines.append([name, *cells])
+    older_names = ["89cd3c6: CPU", "89cd3c6: peak", "ratio of CPU"]
+    return markdown(["command", "CPU", "peak", *older_names], lines)
+
+
 def cost_table() -> str:
     """Hours and bytes for so many images, from the rates of one core and one GPU."""
     rates = load("growth-rates.json")
@@ -496,6 +521,7 @@ TABLES = {
     "estimates-coverage": functools.partial(estimates_table, "estimates-coverage"),
     "class-sets": class_sets_table,
     "growth": growth_table,
+    "against": against_table,
     "growth-cost": cost_table,
     "peers": peers_table,
     "inference": functools.partial(

@@ -9,6 +9,7 @@ from PIL import Image
 
 from lookalikes import picture
 from small_runs import TINY, class_folder, train_tiny, usfan
+from usfan.labelling.questions import open_board
 
 BROKEN = {
     "class-0/001.png": b"",
@@ -122,3 +123,17 @@ def test_a_private_run_writes_no_file_name(model, broken, tmp_path, capsys):
         assert str(broken / "class-1/003.jpg") in capsys.readouterr().err
         for file in (tmp_path / command).iterdir():
             assert b"003.jpg" not in file.read_bytes(), file
+
+
+def test_labels_of_broken_images_are_left_out_of_the_answers(model, broken, tmp_path):
+    """The page of `usfan label` opens on such a run, and asks for no image that has an answer."""
+    names = ["class-0/000.png", *BROKEN]
+    rows = [f"{broken / name},{name[:7]},judge" for name in names]
+    (tmp_path / "answers.csv").write_text("\n".join(["path,label,question", *rows]))
+    out = tmp_path / "run"
+    labels = ("--labels", tmp_path / "answers.csv")
+    assert usfan(*arguments("adapt", model, broken, out), *labels) == 0
+    answered = {question.image for question in open_board(out).answers}
+    assert answered == {str(broken / "class-0/000.png")}
+    with open(out / "label_first.csv", newline="", encoding="utf-8") as file:
+        assert not answered & {row["path"] for row in csv.DictReader(file)}

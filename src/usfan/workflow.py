@@ -121,7 +121,7 @@ def check(model: SourceModel, data: ImageData, runtime: Runtime, labels: Any = N
     few = None
     if labels is not None:
         few = few_labels(labels, data, model.classes, open_set=True)
-        if few.asked:
+        if few.from_questions:
             raise ConfigError(
                 f"{NOT_RANDOM}: they measure nothing about the others. Label images that you draw at random"
             )

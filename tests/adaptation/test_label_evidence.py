@@ -10,14 +10,17 @@ from spying import squares
 
 import usfan
 from usfan.adaptation.estimate import with_labels
-from usfan.adaptation.guard import GuardDecision
+from usfan.adaptation.guard import Guard, GuardDecision
 from usfan.adaptation.label_evidence import LabelEvidence
+from usfan.adaptation.naming import name_target
 from usfan.data.few_labels import few_labels
 from usfan.labelling.questions import user_answers
 from usfan.labelling.target import LabelTarget
 from usfan.maths.agreement import Interval
-from usfan.maths.decision import Decision, comparison_order
+from usfan.maths.decision import NO_ANSWER, Decision, comparison_order
 from usfan.maths.model_comparison import SEED, ModelComparison
+from usfan.maths.names import View
+from usfan.maths.user_labels import UserLabels
 from usfan.metrics.stored_images import table_of_model
 from usfan.workflow import reorder_labels
 
@@ -114,7 +117,9 @@ def test_a_skipped_image_does_not_end_the_judgement(source, tmp_path):
     model = usfan.adapt(source, data, "shot", labels=answers, **QUICK)
     assert model.history["labelled"]["number"] == len(data) - 1
     few = few_labels(answers, data, source.classes)
-    given = [answer.label for answer in user_answers(few, data, source.classes, range(len(data)))]
+    given = [
+        answer.label for answer in user_answers(few, data, source.classes, range(len(data)))
+    ]
     assert given.count("skip") == 1
     other = reorder_labels(few, source.classes, source.classes[::-1])
     assert other.judge[order[1]] == few.judge[order[1]]
@@ -145,3 +150,42 @@ def test_labels_do_not_make_the_source_models_names_certain(source):
     taught = usfan.adapt(source, data, "shot", labels=wrong, **QUICK).history
     told = [history["estimated_accuracy"]["before"] for history in (free, taught)]
     assert told[0] == told[1]
+
+
+def test_labels_of_no_class_do_not_end_the_comparison():
+    """An image that is "none of these" teaches, so it is passed over where it stands first in the order."""
+    count = 40
+    order = comparison_order(count, SEED)
+    features = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+    table = torch.full((count,), -1)
+    table[order[0]] = 3
+    labels = UserLabels.of_table(table, 3)
+    naming = name_target(View.of(features), features[:, :3].softmax(dim=1), "open", labels)
+    answers = torch.zeros(count, dtype=torch.long)
+    answers[order[0]] = NO_ANSWER
+    before, after = answers.clamp_min(0) + 1, answers.clamp_min(0)
+    evidence = LabelEvidence.of(before, after, answers, naming)
+    assert evidence.random_images.answers == count - 1
+    assert evidence.random_images.decision.value == "better"
+
+
+def test_labels_cannot_keep_a_model_that_was_not_trained(source):
+    labels = {i: source.classes[i % len(source.classes)] for i in range(12)}
+    settings = {**QUICK, "epochs": 0}
+    history = usfan.adapt(source, squares(), "shot", labels=labels, **settings).history
+    assert history["guard"]["kept"] == "source"
+    assert history["labelled"] is None
+
+
+def test_the_model_beside_the_source_has_figures_of_its_own(source, monkeypatch):
+    """If the guard cannot tell, temperature and estimate of the adapted model are not those of the source model."""
+    chance = GuardDecision("undecided", 0, "cannot tell", 4)
+    monkeypatch.setattr(Guard, "finish", lambda self: chance)
+    model = usfan.adapt(source, squares(), "shot", **{**QUICK, "epochs": 4, "lr": 0.5})
+    adapted = model.alternative
+    assert adapted.summary["kept_epoch"] == 4
+    assert model.summary["kept_epoch"] == 0
+    before = model.summary["estimated_accuracy"]
+    after = adapted.summary["estimated_accuracy"]
+    assert (before["after"] or before["possible"]) != (after["after"] or after["possible"])
+    assert adapted.confidence_temperature != model.confidence_temperature

@@ -90,3 +90,13 @@ def test_labels_of_changed_images_tell_the_difference_and_no_accuracy():
 
 def test_the_sentence_names_the_run_folder_where_it_is_known():
     assert verdict().in_folder("runs/a").endswith("label 14 images: usfan label runs/a")
+
+
+@pytest.mark.parametrize("in_use", ["source", "adapted"])
+def test_after_a_collapse_the_sentence_says_what_is_in_use(in_use):
+    score = dataclasses.replace(GAIN, collapse="the loss is not finite")
+    estimate = estimate_accuracy(score, count=100, doubt=0.0, pretrained=True)
+    sentence = verdict_of(score, estimate, classes=7, in_use=in_use).sentence
+    assert sentence == (
+        f"The adapted model collapsed: the loss is not finite. The {in_use} model is in use."
+    )

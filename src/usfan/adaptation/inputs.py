@@ -91,8 +91,7 @@ def prepare(
     witness: Tensor | None = None,
 ) -> Inputs:
     """The inputs for a plan. `witness`: a description of the images that the caller brings."""
-    if isinstance(images, ImageData):
-        images = images.without_labels()
+    images = images.without_labels() if isinstance(images, ImageData) else images
     check_images(plan, images, labels)
     network = copy.deepcopy(source.classifier)
     network = prepare_network(network, source.spec, runtime, steps=plan.method.adapts)

@@ -34,7 +34,8 @@ def name_target(
     view: View, probs: Tensor, setting: str, labels: UserLabels | None = None
 ) -> TargetNaming:
     """From the source model's N × K probabilities."""
-    labels = labels or UserLabels.none().to(probs.device)
+    if labels is None:
+        labels = UserLabels.none().to(probs.device)
     even = setting not in (*UNEVEN, *REJECTING)
     begins: Begins = both_begins
     if setting in REJECTING:

@@ -640,12 +640,12 @@ class Adaptation:
         """The adapted model, beside the source model that stays in use because the guard cannot tell."""
         network = copy.deepcopy(model.classifier)
         network.load_state_dict({**network.state_dict(), **self.guard.state})
-        kept = dataclasses.replace(decision, epoch=decision.candidate)
-        estimate = self.estimate(kept.epoch)
+        trial = dataclasses.replace(decision, epoch=decision.candidate)
+        estimate = self.estimate(trial.epoch)
         outputs = self.adapted_outputs
-        temperature = self.confidence_temperature(kept, outputs, estimate)
+        temperature = self.confidence_temperature(trial, outputs, estimate)
         probs = (outputs.logits / temperature).softmax(dim=1)
-        figures = {"kept_epoch": kept.epoch, "estimated_accuracy": estimate.to_dict()}
+        figures = {"kept_epoch": trial.epoch, "estimated_accuracy": estimate.to_dict()}
         return dataclasses.replace(
             model,
             classifier=network,

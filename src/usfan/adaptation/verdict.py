@@ -22,6 +22,7 @@ ASSUMPTION = "if the source model names its classes rightly"
 USUAL_ANSWERS = 14
 """Labels that decide half of the clear differences (docs/studies/labels.md)."""
 LABEL = "usfan label RUN"
+NO_DIFFERENCE = "There is no difference worth having"
 WIDEST_INTERVAL = 0.5
 """Width of the interval of a measured accuracy that is worth telling: labels of changed images say nothing of the
 others."""
@@ -114,7 +115,7 @@ def measured_verdict(comparison: ModelComparison) -> Verdict:
             decision.value, f"The adapted model is {decision.value}, by {answers}: {figures}."
         )
     if decision.value == "no difference":
-        sentence = f"There is no difference worth having, by {answers}: {figures}."
+        sentence = f"{NO_DIFFERENCE}, by {answers}: {figures}."
         return Verdict("unknown", sentence)
     sentence = f"It is not decided yet which model is better, by {answers}: {figures}."
     return Verdict("unknown", sentence, ask(decision.more))

@@ -59,7 +59,7 @@ class FewLabels:
     """N: labels to learn from."""
     judge: Tensor
     """N: labels that only compare models; `SKIPPED` for an image that nobody can tell."""
-    asked: bool = False
+    from_questions: bool = False
     """Whether some answer a question of `usfan label`: their images were chosen, so they are no random sample."""
 
     @property
@@ -105,7 +105,7 @@ def only_labelled(
     """The images of `data` that the user labelled, with these labels. Without `open_set`, those of the model's
     classes."""
     few = few_labels(labels, data, classes, open_set=open_set)
-    if few.asked:
+    if few.from_questions:
         log.warning("%s: figures of these images alone, not of all", NOT_RANDOM)
     table = few.all
     labelled = (table >= 0) & (table < len(classes) + open_set)
@@ -130,10 +130,10 @@ def _tables(
     table = torch.full((len(data),), NONE)
     is_judge = torch.zeros(len(data), dtype=torch.bool)
     skipped = []
-    asked = False
+    from_questions = False
     for place, image, name, question in _rows(labels):
         position = _position(place, image, data, positions, folders)
-        asked |= question is not None
+        from_questions |= question is not None
         if name.casefold() == SKIP:
             skipped.append(position)
             continue
@@ -151,7 +151,7 @@ def _tables(
     for position in skipped:
         if table[position] == NONE:
             judge[position] = SKIPPED
-    return FewLabels(torch.where(is_judge, none, table), judge, asked)
+    return FewLabels(torch.where(is_judge, none, table), judge, from_questions)
 
 
 def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str | None]]:

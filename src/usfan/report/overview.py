@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from usfan.adaptation.verdict import WIDEST_INTERVAL
+from usfan.adaptation.verdict import NO_DIFFERENCE, WIDEST_INTERVAL
 from usfan.report.formatting import is_number, mapping, number, percent, seconds
 from usfan.report.run import Run, is_epoch
 
@@ -27,8 +27,8 @@ VERDICTS = {
     "unknown": ("warn", "not known", "Not known whether adapting helped"),
 }
 """Of a verdict: its colour, its badge, and the headline of a run without labels."""
-NO_DIFFERENCE = ("plain", "no difference", "No difference worth having")
-"""The same if it is not known which model is better, and there is nothing to find out."""
+SAME = ("plain", "no difference", "No difference worth having")
+"""The same of models that do not differ."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,9 @@ def main_figure(run: Run) -> tuple[str, object, object]:
 
 
 def verdict(run: Run) -> tuple[str, str, str] | None:
-    value = str(mapping(run.metrics.get("verdict")).get("value"))
-    if value == "unknown" and not next_step(run):
-        return NO_DIFFERENCE
-    return VERDICTS.get(value)
+    if reason(run).startswith(NO_DIFFERENCE):
+        return SAME
+    return VERDICTS.get(str(mapping(run.metrics.get("verdict")).get("value")))
 
 
 def headline(run: Run) -> str:
