@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import functools
 import json
-import math
 import re
 import statistics
 import sys
@@ -526,7 +525,6 @@ TABLES = {
     "against": against_table,
     "growth-cost": cost_table,
     "peers": peers_table,
-    "cpu-summary": functools.partial(suite_summary, "cpu", "lite0: pass, "),
     "inference": functools.partial(
         suite_summary,
         "inference",
@@ -689,18 +687,9 @@ def exchanged_claims() -> list[str]:
 
 
 def performance_claims() -> list[str]:
-    """Start-up, memory, and the largest posterior."""
-    suites = {name: load(f"{name}.json")["suites"][name] for name in ("startup", "memory")}
-    starts = [row["value"] for row in suites["startup"] if "to the first" in row["case"]]
-    peaks = [
-        row["value"]
-        for row in suites["memory"]
-        if "number of images" in row["group"] and row["unit"] == "MiB"
-    ]
+    """The largest posterior."""
     largest = load("growth-classes.json")["rows"][-1]
     return [
-        f"within {math.ceil(max(starts))} s",
-        f"for 4,000: {max(peaks) / 1024:.1f} GiB",
         f"of {largest['classes']:,} classes takes {largest['fit_s']:.0f} s and "
         f"{largest['peak_mib'] / 1024:.1f} GiB",
     ]
