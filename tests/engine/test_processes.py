@@ -177,7 +177,7 @@ def test_two_processes_of_torchrun(tmp_path: Path, capfd: pytest.CaptureFixture)
     assert moved(Path(model), Path(one)) > 100 * TOLERANCE
     assert not (tmp_path / "two" / "checkpoint").exists()
     assert len((tmp_path / "two" / "log.jsonl").read_text().splitlines()) == 3
-    assert log.read_text().count("the last iterate") == 1
+    assert log.read_text().count("the model after the last epoch is kept") == 1
     capfd.readouterr()
 
 

@@ -8,6 +8,7 @@ folder and are not run again. The folder of the study and the data must lie wher
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import logging
@@ -156,7 +157,7 @@ def connect(ray: Any, address: str, options: Mapping[str, object]) -> None:
 def private_ray(object_store: int) -> Iterator[dict[str, object]]:
     """Options of a Ray on this machine that nobody else can reach: it listens on the loopback address, wants a token
     that only its processes know, and works in a folder of the user's."""
-    environment = {**LOOPBACK, **PRIORITY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**LOOPBACK, **PRIORITY, "RAY_AUTH_TOKEN": local_token()}
     before = {name: os.environ.get(name) for name in (*environment, "RAY_AUTH_MODE")}
     os.environ.update(environment)
     os.environ.pop("RAY_AUTH_MODE", None)  # empty, it would mean that no token is needed
@@ -175,6 +176,12 @@ def private_ray(object_store: int) -> Iterator[dict[str, object]]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@functools.cache
+def local_token() -> str:
+    """The same for the life of the process: Ray reads it once."""
+    return secrets.token_hex(32)
 
 
 def check_address(address: str) -> None:
