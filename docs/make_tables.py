@@ -455,7 +455,11 @@ def label_lines(family: str) -> tuple[int, list[list[str]]]:
         ("source head", "random", "source head"),
         ("u-sfan++", "random", "u-sfan++"),
         ("u-sfan++", "asked", "u-sfan++, asked"),
+        ("u-sfan", "random", "u-sfan"),
+        ("u-sfan", "asked", "u-sfan, asked"),
     ):
+        if (method, f"{kind}:1xK") not in cases:
+            continue
         cells = []
         for budget in ("none", *(f"{kind}:{count}xK" for count in (1, 2, 5, 10))):
             values = cases.get((method, budget), {})

@@ -24,6 +24,11 @@ def budget(times: float) -> Iterator[None]:
         _times.reset(token)
 
 
+def multiplier() -> float:
+    """What the limits are multiplied by, for another process."""
+    return _times.get()
+
+
 def allowed(limit: float) -> int:
     """The limit as it stands."""
     return int(limit * _times.get())

@@ -36,7 +36,7 @@ PART = ".files.part"
 READY = ".files.new"
 """The same folder once it is whole: its files count instead of those beside it, and are moved there."""
 PARTS = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-"""Names of what killed writers leave behind: folders, and files of version 0.3.0."""
+"""Names of what killed writers leave behind: folders, and files of earlier versions."""
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A link is not followed, and a pipe is not waited for."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from usfan.adaptation.check import Check, check_model, look_at
 from usfan.adaptation.forecast import describe_plan
 from usfan.adaptation.inputs import prepare
-from usfan.adaptation.naming import name_target
 from usfan.adaptation.plan import Plan, SourceFacts, plan_adaptation
 from usfan.adaptation.run import run as run_adaptation
 from usfan.adaptation.several import mix_adapted, passes_of, with_passes
@@ -42,10 +41,10 @@ from usfan.data.views import InputSpec
 from usfan.engine.loop import Progress
 from usfan.engine.passes import engine_store
 from usfan.engine.runtime import Runtime, start_runtime
-from usfan.errors import ConfigError, DataError, option
+from usfan.errors import ConfigError, option
 from usfan.files import write_json
 from usfan.labelling.questions import save_questions
-from usfan.labelling.target import LabelTarget
+from usfan.labelling.target import stored_naming
 from usfan.maths.decision import SKIPPED
 from usfan.maths.user_labels import UserLabels
 from usfan.metrics.changes import write_changes
@@ -317,7 +316,7 @@ def adapt_several(
             if member_folder is not None and member_folder.finished() is not None:
                 saved = load_adapted(member_folder.path, source.module)
                 member = with_passes(source.load(), saved, images, runtime)
-                members.append(with_naming(member, member_folder.path))
+                members.append(with_naming(member, member_folder.path, runtime.device))
                 continue
             with display(f"adapting {number} of {len(sources)}") as progress:
                 few = reorder_labels(labels, sources[0].classes, source.classes)
@@ -344,14 +343,9 @@ def adapt_several(
     return mixture
 
 
-def with_naming(member: AdaptedModel, folder: Path) -> AdaptedModel:
-    """The clusters of the target as the run of the member stored them; none in a private run."""
-    try:
-        target = LabelTarget.of_run(folder)
-    except DataError:
-        return member
-    naming = name_target(target.view, target.names, target.setting)
-    passes = dataclasses.replace(passes_of(member), naming=naming)
+def with_naming(member: AdaptedModel, folder: Path, device: torch.device) -> AdaptedModel:
+    """The clusters of the target as the run of the member stored them."""
+    passes = dataclasses.replace(passes_of(member), naming=stored_naming(folder, device))
     return dataclasses.replace(member, passes=passes)
 
 

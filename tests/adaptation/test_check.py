@@ -126,7 +126,7 @@ def test_answers_to_questions_are_no_random_sample(folder, photos, tmp_path, cap
     path, label = table.read_text().splitlines()[1].split(",")[:2]
     asked = tmp_path / "asked.csv"
     asked.write_text(f"path,label,question\n{path},{label},judge\n")
-    with pytest.raises(ConfigError, match="which chose the images"):
+    with pytest.raises(ConfigError, match="column question"):
         usfan.check(folder, photos, labels=asked)
     usfan.evaluate(folder, photos, labels=asked)
     assert "figures of these images alone" in caplog.text

@@ -189,3 +189,9 @@ def test_the_model_beside_the_source_has_figures_of_its_own(source, monkeypatch)
     after = adapted.summary["estimated_accuracy"]
     assert (before["after"] or before["possible"]) != (after["after"] or after["possible"])
     assert adapted.confidence_temperature != model.confidence_temperature
+
+
+def test_labels_count_after_a_collapse_that_nobody_guards_against(source):
+    labels = {i: source.classes[i % len(source.classes)] for i in range(12)}
+    settings = {**QUICK, "epochs": 1, "lr": 1000.0, "guard": False}
+    assert usfan.adapt(source, squares(), "shot", labels=labels, **settings).history["labelled"]

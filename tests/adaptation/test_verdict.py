@@ -8,7 +8,7 @@ import torch
 
 from usfan.adaptation.estimate import estimate_accuracy
 from usfan.adaptation.guard import EpochScore
-from usfan.adaptation.verdict import ASSUMPTION, verdict_of
+from usfan.adaptation.verdict import ASSUMPTION, points, verdict_of
 from usfan.maths.agreement import Interval
 from usfan.maths.decision import NO_ANSWER, comparison_order
 from usfan.maths.model_comparison import SEED, compare_models
@@ -100,3 +100,11 @@ def test_after_a_collapse_the_sentence_says_what_is_in_use(in_use):
     assert sentence == (
         f"The adapted model collapsed: the loss is not finite. The {in_use} model is in use."
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.1, "+10"), (0.0, "+0"), (-0.0002, "-0.1"), (-0.004, "-0.4"), (-0.02, "-2")],
+)
+def test_a_loss_is_never_written_as_zero(share, text):
+    assert points(share) == text

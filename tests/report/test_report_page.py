@@ -213,6 +213,12 @@ def test_answers_that_came_after_a_run_decide_its_verdict(tmp_path: Path) -> Non
     (run / "labels.csv").write_text("\n".join(["path,label,question", *answers]))
     page = parse(write_report([run], tmp_path / "report.html")).one("content").text
     assert "The adapted model is worse, by " in page
+    # labels that the model learned from are no answers to this question
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics["labelled"] = {"number": 300, "from": "name", "judge_answers": 0}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    page = parse(write_report([run], tmp_path / "report.html")).one("content").text
+    assert "The adapted model is worse, by " in page
 
 
 def test_an_open_set_run_shows_the_unknown(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ class LabelEvidence:
             return None
         return {
             "number": comparison.answers,
+            "judge_answers": self.random_images.answers if self.random_images else 0,
             "from": "name" if comparison.held_out else "judge",
             "source": percentages(comparison.source),
             "adapted": percentages(comparison.adapted),

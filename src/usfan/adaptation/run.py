@@ -210,7 +210,7 @@ class Adaptation:
         decision = self.guard.finish()
         self.decisions = (self.predictions(before), self.predictions(after))
         self.adapted_outputs = after
-        epoch = self.guard.judged.epoch
+        epoch = self.guard.judged.epoch if self.guard.enabled else self.guard.latest
         if epoch > 0:
             self.evidence = LabelEvidence.of(
                 *self.decisions, self.inputs.comparison_labels, self.naming

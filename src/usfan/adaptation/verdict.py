@@ -142,7 +142,9 @@ def difference_text(gain: Interval) -> str:
 
 def points(share: float) -> str:
     """`+10`; a decimal more for a loss that would be rounded to 0."""
-    return f"{100 * share:+.{int(-0.005 <= share < 0)}f}"
+    if -0.005 <= share < 0:
+        return f"{min(100 * share, -0.1):.1f}"
+    return f"{100 * share:+.0f}"
 
 
 def range_text(share: Interval) -> str:

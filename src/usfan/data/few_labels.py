@@ -28,7 +28,7 @@ from usfan.errors import DataError, option
 from usfan.maths.decision import SKIPPED
 
 log = logging.getLogger(__name__)
-NOT_RANDOM = "these labels answer questions of `usfan label`, which chose the images"
+NOT_RANDOM = "this table has the column question, as answers to `usfan label` have, which chose their images"
 NONE = -1
 """Stands for an image without a label."""
 NONE_OF_THESE = "none of these"

@@ -21,6 +21,20 @@ from usfan.metrics.changes import image_names, passes_of
 from usfan.metrics.stored_images import ImageTable, read_image_table, read_mapping
 from usfan.store.model import AdaptedModel
 
+STORED = ("view", "near", "names_before")
+
+
+def stored_naming(run: Path, device: torch.device) -> TargetNaming | None:
+    """The clusters of a run's target; None if the run did not store them."""
+    with Folder(run) as folder:
+        table = read_image_table(folder, [])
+        metrics = read_mapping(folder, "metrics.json", [])
+    if table is None or any(name not in table.tensors for name in STORED):
+        return None
+    view, near, names = (table.tensors[name].to(device) for name in STORED)
+    setting = str(metrics.get("setting", "closed"))
+    return name_target(View(view.float(), near.long()), names.double(), setting)
+
 
 @dataclass(frozen=True, eq=False)
 class LabelTarget:
@@ -83,8 +97,7 @@ class LabelTarget:
 
     @classmethod
     def of_table(cls, table: ImageTable, metrics: dict[str, object], path: Path) -> LabelTarget:
-        names = ("view", "near", "names_before")
-        if table.paths is None or any(name not in table.tensors for name in names):
+        if table.paths is None or any(name not in table.tensors for name in STORED):
             reason = "it is of an older version"
             if table.paths is None:
                 advice = "label the folder that usfan adapt wrote, where it wrote it"

@@ -29,7 +29,7 @@ def judged_by_answers(run: Run) -> Run:
         return run
     table = answer_table(shown_answers(run, images), JUDGE, images.paths, images.classes)
     comparison = compare_models(*images.judged, table)
-    before = mapping(run.metrics.get("labelled")).get("number")
+    before = mapping(run.metrics.get("labelled")).get("judge_answers")
     if comparison.answers <= (before if is_number(before) else 0):
         return run
     changes = {

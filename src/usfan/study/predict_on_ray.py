@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from usfan.budget import budget, multiplier
 from usfan.config import RuntimeConfig
 from usfan.data.decoding.decode import UnreadableImage
 from usfan.data.decoding.pool import decode_in_processes
@@ -61,7 +62,7 @@ def ray_records(
         raise ConfigError(f"{option('ray')} needs images in files")
     readable = 0
     decoding = functools.partial(decode, spec=model.spec)
-    settings = (load, computing, total or len(data))
+    settings = (load, computing, total or len(data), multiplier())
     with contextlib.closing(rows(address, decoding, settings, data.paths)) as batches:
         for batch in batches:
             records = json.loads(batch["records"])
@@ -82,7 +83,7 @@ def ray_records(
 def rows(
     address: str,
     decoding: Callable[[Row], Row],
-    settings: tuple[Callable[[], SourceModel], RuntimeConfig, int],
+    settings: tuple[Callable[[], SourceModel], RuntimeConfig, int, float],
     paths: list[str],
 ) -> Generator[Row, None, None]:
     """The batches in order, from Ray. `settings` are those of `Inference`."""
@@ -159,20 +160,36 @@ class Inference:
     """In an actor: a copy of the model, with the engine that it chose by its first batch."""
 
     def __init__(
-        self, load: Callable[[], SourceModel], computing: RuntimeConfig, total: int
+        self,
+        load: Callable[[], SourceModel],
+        computing: RuntimeConfig,
+        total: int,
+        times: float,
     ) -> None:
         console.quiet = True
         self.runtime = start_runtime(computing)
         if self.runtime.device.type == "cpu":
             keep_freed_memory()
             torch.set_num_threads(1)
-        self.model = load().to(self.runtime.device)
-        self.model.classifier.eval()
+        self.load = load
         self.total = total
+        self.times = times
+        """What the user's --budget multiplies limits by."""
         self.stack = contextlib.ExitStack()
         self.outputs_of: Callable[[Tensor], Outputs] | None = None
 
+    @functools.cached_property
+    def model(self) -> SourceModel:
+        """Loaded by the first batch: of an error in a constructor Ray does not say what it was."""
+        model = self.load().to(self.runtime.device)
+        model.classifier.eval()
+        return model
+
     def __call__(self, row: Row) -> Row:
+        with budget(self.times):
+            return self.records_of(row)
+
+    def records_of(self, row: Row) -> Row:
         paths = [os.fsdecode(bytes(path)) for path in row["paths"]]
         errors = [str(reason) for reason in row["reasons"]]
         readable = [path for path, error in zip(paths, errors, strict=True) if not error]
