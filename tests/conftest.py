@@ -24,6 +24,7 @@ sys.path.insert(0, str(TESTS))
 torch.set_num_threads(1)
 LONG = (
     "study/test_cluster.py",
+    "study/test_predict_on_ray.py",
     "engine/test_processes.py",
     "test_pages.py",
     "reliability/test_reliability_soak.py",
