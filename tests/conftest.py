@@ -45,6 +45,14 @@ LONG = (
     "test_notebook.py",
     "reliability/test_strangers.py",
     "reliability/test_reliability_hostile.py",
+    "labelling/test_board.py",
+    "labelling/test_page.py",
+    "labelling/test_page_browser.py",
+    "adaptation/test_user_labels.py",
+    "adaptation/test_field_methods.py",
+    "adaptation/test_adaptation.py",
+    "test_several_sources.py",
+    "test_wheel.py",
 )
 """Files that take longest, the longest first: begun last, one of them would keep one of two processes busy alone."""
 
