@@ -5,9 +5,9 @@ the names that the source model gives its clusters. Its 90 % interval reaches fr
 
     h = hypot(1/4 (1 − κ), 0.82 / √n)
 
-The less of the structure the source model follows (κ), the more of its names are accidents. A share u of the images is
-expected to lie in clusters with a wrong name, which can only lower accuracy. The last term is the error of a share
-among n images. If the interval would be wider than 30 points, the answer is: this cannot be told.
+The less of the structure the source model follows (κ), the more of its names are due to chance. A share u of the
+images is expected to lie in clusters with a wrong name, which can only lower accuracy. The last term is the error of a
+share among n images. If the interval would be wider than 30 points, the answer is: this cannot be told.
 """
 
 from __future__ import annotations

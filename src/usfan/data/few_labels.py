@@ -160,12 +160,12 @@ def _rows(labels: object) -> Iterator[tuple[str, ImageName, str, str | None]]:
         file = absolute(labels)
         for entry in entries_of(read_text(file), os.path.basename(file)):
             question = entry.question and entry.question.casefold()
-            if question not in (None, "", NAME, JUDGE):
+            if question not in (None, NAME, JUDGE):
                 raise DataError(
                     f"{entry.place}question is {NAME} or {JUDGE}, not {one_line(question)}"
                 )
             if entry.label is not None:
-                yield entry.place, entry.path, entry.label, question or None
+                yield entry.place, entry.path, entry.label, question
         return
     items = labels.items() if isinstance(labels, Mapping) else labels
     if not isinstance(items, Iterable):
